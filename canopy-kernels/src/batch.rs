@@ -1,0 +1,160 @@
+//! The one batch layout: packed rows. All sequences' nodes lie one after another.
+
+use crate::error::{Error, Result};
+use crate::tree::DraftTree;
+
+/// Several draft trees, their rows packed. Row `cu_nodes[b] + i` is node `i` of sequence `b`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeBatch {
+    trees: Vec<DraftTree>,
+    cu_nodes: Vec<i32>,
+    slots: Vec<i32>,
+}
+
+impl TreeBatch {
+    /// Packs `trees`; sequence `b` owns pool slot `slots[b]`. Slot -1 marks a padding sequence: its rows are
+    /// zero in every output and nothing is read or written for it.
+    ///
+    /// # Errors
+    /// When the counts differ, a slot is below -1, or two sequences share a slot.
+    pub fn new(trees: Vec<DraftTree>, slots: Vec<i32>) -> Result<Self> {
+        const OP: &str = "tree batch";
+        if trees.len() != slots.len() {
+            let (expected, got) = (Box::new([trees.len()]), Box::new([slots.len()]));
+            return Err(Error::Shape { op: OP, arg: "slots", expected, got });
+        }
+        for (b, &slot) in slots.iter().enumerate() {
+            if slot < -1 {
+                let expected = "-1 (padding) or a pool slot".into();
+                return Err(Error::Value { op: OP, arg: "slots", expected, got: slot.to_string() });
+            }
+            if slot >= 0 && slots[..b].contains(&slot) {
+                let got = format!("slot {slot} twice");
+                return Err(Error::Value { op: OP, arg: "slots", expected: "distinct slots".into(), got });
+            }
+        }
+        let mut cu_nodes = vec![0i32];
+        for tree in &trees {
+            cu_nodes.push(cu_nodes[cu_nodes.len() - 1] + tree.len() as i32);
+        }
+        Ok(Self { trees, cu_nodes, slots })
+    }
+
+    /// One tree on one slot.
+    pub fn single(tree: DraftTree, slot: usize) -> Self {
+        let nodes = tree.len() as i32;
+        Self { trees: vec![tree], cu_nodes: vec![0, nodes], slots: vec![slot as i32] }
+    }
+
+    /// B, the number of sequences.
+    pub fn sequences(&self) -> usize {
+        self.trees.len()
+    }
+
+    /// N, the number of packed rows.
+    pub fn rows(&self) -> usize {
+        self.cu_nodes[self.trees.len()] as usize
+    }
+
+    /// The trees, in packing order.
+    pub fn trees(&self) -> &[DraftTree] {
+        &self.trees
+    }
+
+    /// `[B + 1]`: first row of every sequence, then N.
+    pub fn cu_nodes(&self) -> &[i32] {
+        &self.cu_nodes
+    }
+
+    /// `[B]`: pool slot of every sequence, -1 for padding.
+    pub fn slots(&self) -> &[i32] {
+        &self.slots
+    }
+
+    /// `(first row, tree, slot)` of every sequence; the slot is `None` for padding.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &DraftTree, Option<usize>)> {
+        self.trees
+            .iter()
+            .zip(&self.slots)
+            .zip(&self.cu_nodes)
+            .map(|((tree, &slot), &row)| (row as usize, tree, usize::try_from(slot).ok()))
+    }
+
+    /// Checks that every slot lies inside a pool of `pool_slots` slots.
+    pub fn check_slots(&self, op: &'static str, pool_slots: usize) -> Result<()> {
+        match self.slots.iter().find(|&&slot| slot >= pool_slots as i32) {
+            None => Ok(()),
+            Some(slot) => {
+                let expected = format!("below the pool's {pool_slots} slots");
+                Err(Error::Value { op, arg: "slots", expected, got: slot.to_string() })
+            }
+        }
+    }
+}
+
+/// The accepted path of every sequence of a [`TreeBatch`], as packed rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcceptedPaths {
+    rows: Vec<i32>,
+    cu_rows: Vec<i32>,
+    slots: Vec<i32>,
+    cu_nodes: Vec<i32>,
+}
+
+impl AcceptedPaths {
+    /// `paths[b]` lists sequence `b`'s accepted nodes from the root down; empty leaves its states alone.
+    ///
+    /// # Errors
+    /// When the count differs from the batch's, or a path does not start at node 0 and follow parent links.
+    pub fn new(batch: &TreeBatch, paths: &[Vec<usize>]) -> Result<Self> {
+        if paths.len() != batch.sequences() {
+            let (expected, got) = (Box::new([batch.sequences()]), Box::new([paths.len()]));
+            return Err(Error::Shape { op: "accepted paths", arg: "paths", expected, got });
+        }
+        let (mut rows, mut cu_rows) = (Vec::new(), vec![0i32]);
+        for (sequence, ((first, tree, _), path)) in batch.iter().zip(paths).enumerate() {
+            for (entry, &node) in path.iter().enumerate() {
+                let fits = node < tree.len() && tree.parent(node) == entry.checked_sub(1).map(|e| path[e]);
+                if !fits {
+                    let expected = match entry {
+                        0 => "the root, node 0".into(),
+                        _ => format!("a child of node {} below {}", path[entry - 1], tree.len()),
+                    };
+                    return Err(Error::Path { sequence, entry, node, expected });
+                }
+                rows.push((first + node) as i32);
+            }
+            cu_rows.push(rows.len() as i32);
+        }
+        Ok(Self { rows, cu_rows, slots: batch.slots().to_vec(), cu_nodes: batch.cu_nodes().to_vec() })
+    }
+
+    /// Packed rows of all paths, one sequence after another.
+    pub fn rows(&self) -> &[i32] {
+        &self.rows
+    }
+
+    /// `[B + 1]`: where each sequence's path starts in [`Self::rows`].
+    pub fn cu_rows(&self) -> &[i32] {
+        &self.cu_rows
+    }
+
+    /// `[B]`: pool slot of every sequence, -1 for padding.
+    pub fn slots(&self) -> &[i32] {
+        &self.slots
+    }
+
+    /// `[B + 1]`: first packed row of every sequence's tree.
+    pub fn cu_nodes(&self) -> &[i32] {
+        &self.cu_nodes
+    }
+
+    /// `(sequence, slot, path rows)` of every sequence that has something to commit.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize, &[i32])> {
+        self.slots.iter().enumerate().filter_map(|(b, &slot)| {
+            let rows = &self.rows[self.cu_rows[b] as usize..self.cu_rows[b + 1] as usize];
+            let slot = usize::try_from(slot).ok()?;
+            (!rows.is_empty()).then_some((b, slot, rows))
+        })
+    }
+}

@@ -1,0 +1,2 @@
+//! Room 5: the DFlash drafter's block attention.
+pub mod cpu;

@@ -1,0 +1,97 @@
+//! The one error type of this crate.
+
+/// What can be wrong with a tree, an argument or a device.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A buffer has another element count or shape than the op needs.
+    #[error("{op}: {arg}, expected: {expected:?}, got: {got:?}")]
+    Shape {
+        /// Name of the op.
+        op: &'static str,
+        /// Name of the argument.
+        arg: &'static str,
+        /// What the op needs.
+        expected: Box<[usize]>,
+        /// What came.
+        got: Box<[usize]>,
+    },
+    /// A scalar argument is out of its range.
+    #[error("{op}: {arg}, expected: {expected}, got: {got}")]
+    Value {
+        /// Name of the op.
+        op: &'static str,
+        /// Name of the argument.
+        arg: &'static str,
+        /// The range, in words.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// A parent array is not in topological order.
+    #[error("draft tree: node {node} has parent {parent}; a parent must come before its child")]
+    ParentOrder {
+        /// The offending node.
+        node: usize,
+        /// Its parent as given.
+        parent: i32,
+    },
+    /// A parent array has a second root.
+    #[error("draft tree: node {node} has parent {parent}; only node 0 is a root (parent -1)")]
+    SecondRoot {
+        /// The offending node.
+        node: usize,
+        /// Its parent as given.
+        parent: i32,
+    },
+    /// Node 0 has a parent.
+    #[error("draft tree: node 0 has parent {parent}; the root's parent is -1")]
+    RootParent {
+        /// The parent as given.
+        parent: i32,
+    },
+    /// A tree without a node.
+    #[error("draft tree: no nodes; the root is a node")]
+    EmptyTree,
+    /// More nodes than a tree may have.
+    #[error("draft tree: {nodes} nodes, at most {max}")]
+    TooManyNodes {
+        /// Nodes given.
+        nodes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// An accepted path that does not run from the root along parent links.
+    #[error("accepted path of sequence {sequence}: entry {entry} is node {node}, expected {expected}")]
+    Path {
+        /// Which sequence of the batch.
+        sequence: usize,
+        /// Which entry of its path.
+        entry: usize,
+        /// The node given.
+        node: usize,
+        /// What would be right there.
+        expected: String,
+    },
+    /// No kernel was built for what was asked.
+    #[error("{op}: no kernel for {wanted}; built: {built}")]
+    Unsupported {
+        /// Name of the op.
+        op: &'static str,
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        built: &'static str,
+    },
+}
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Checks an element count and names the argument when it is off.
+pub(crate) fn expect_len(op: &'static str, arg: &'static str, expected: &[usize], got: usize) -> Result<()> {
+    if expected.iter().product::<usize>() == got {
+        return Ok(());
+    }
+    Err(Error::Shape { op, arg, expected: expected.into(), got: Box::new([got]) })
+}

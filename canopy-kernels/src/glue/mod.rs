@@ -1,0 +1,2 @@
+//! The small row-wise steps between the kernels: norms, rotary embedding, gates, SwiGLU.
+pub mod cpu;

@@ -1,0 +1,2 @@
+//! Room 6: accepted rows to the front of the appended window.
+pub mod cpu;

@@ -1,0 +1,20 @@
+//! Draft trees and the kernels that verify them through Gated DeltaNet and attention layers.
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+mod batch;
+pub mod block_attention;
+mod dims;
+mod error;
+pub mod gates;
+pub mod glue;
+pub mod kv_compact;
+pub mod linear;
+pub mod tree;
+pub mod tree_attention;
+pub mod tree_conv;
+pub mod tree_gdn;
+
+pub use batch::{AcceptedPaths, TreeBatch};
+pub use dims::{AttnDims, ConvDims, GdnDims};
+pub use error::{Error, Result};
+pub use tree::DraftTree;

@@ -1,0 +1,36 @@
+//! Drafters: what proposes a block of tokens after a stream's root.
+
+use candle_core::Tensor;
+
+use crate::Result;
+
+/// One stream's draft in a call.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftRequest {
+    /// The stream's slot.
+    pub slot: usize,
+    /// The root token: last sampled, not yet in any state.
+    pub root: u32,
+    /// Depths whose logits are wanted, at most `block_size - 1`.
+    pub horizon: usize,
+}
+
+/// A block drafter over target features.
+pub trait Drafter: Send {
+    /// Rows of a draft block: the root and `block_size - 1` drafted positions.
+    fn block_size(&self) -> usize;
+    /// Target layer ids whose outputs are the features.
+    fn taps(&self) -> &[usize];
+    /// Context rows of a slot.
+    fn context_len(&self, slot: usize) -> usize;
+    /// Forgets a slot's context.
+    fn reset(&mut self, slot: usize) -> Result<()>;
+    /// Appends committed tokens' features `[n, taps * hidden]` to a slot's context.
+    fn extend(&mut self, slot: usize, features: &Tensor) -> Result<()>;
+    /// Logits `[horizon, vocab]` f32 for depths 1..=horizon, one tensor per request.
+    fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>>;
+    /// Saves a slot's context.
+    fn snapshot(&self, slot: usize) -> Result<crate::target::Snapshot>;
+    /// Puts a saved context into a slot.
+    fn restore(&mut self, slot: usize, snapshot: &crate::target::Snapshot) -> Result<()>;
+}

@@ -1,0 +1,73 @@
+//! The target as the engine sees it: one trait, so that a toy target can drive the engine in tests.
+
+use std::any::Any;
+
+use candle_core::Tensor;
+use canopy_kernels::{DraftTree, TreeBatch};
+
+use crate::Result;
+
+/// Which rows of a stream need logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// No row (a prefill chunk that is not the last).
+    None,
+    /// The last node only (the prompt's last chunk).
+    Last,
+    /// Every node.
+    All,
+}
+
+/// One stream's tree in a verify pass. A prefill chunk is a chain.
+#[derive(Clone, Debug)]
+pub struct VerifyStream {
+    /// The stream's slot in the target's pools.
+    pub slot: usize,
+    /// One token per node.
+    pub tokens: Vec<u32>,
+    /// The tree; node 0 follows the slot's last committed token.
+    pub tree: DraftTree,
+    /// Which nodes need logits.
+    pub logits: LogitRows,
+}
+
+/// What a verify pass returns; what its commit needs stays inside the target.
+#[derive(Clone, Debug)]
+pub struct Verified {
+    /// The packed rows.
+    pub batch: TreeBatch,
+    /// `[wanted rows, vocab]` f32, streams in order, nodes in order. Empty first dimension is replaced by `None`.
+    pub logits: Option<Tensor>,
+    /// First row of every stream in `logits`, then the number of rows: `[streams + 1]`.
+    pub logit_rows: Vec<usize>,
+    /// `[N, taps * hidden]`: outputs of the tap layers side by side, in tap order. `None` without taps.
+    pub features: Option<Tensor>,
+}
+
+/// A saved sequence: recurrent states, conv states, keys and values, and the committed length.
+#[derive(Debug)]
+pub struct Snapshot(pub Box<dyn Any + Send + Sync>);
+
+/// A model that verifies packed draft trees. Slots are independent; only `commit` advances a slot.
+pub trait Target: Send {
+    /// Rows of the logits.
+    fn vocab_size(&self) -> usize;
+    /// Most committed tokens plus drafted depth of one slot.
+    fn context_len(&self) -> usize;
+    /// Pool slots.
+    fn slots(&self) -> usize;
+    /// Tokens committed in a slot.
+    fn committed(&self, slot: usize) -> usize;
+    /// Empties a slot and zeroes its states.
+    fn reset(&mut self, slot: usize) -> Result<()>;
+    /// Sets which layers' outputs `verify` returns as features.
+    fn set_taps(&mut self, taps: &[usize]) -> Result<()>;
+    /// Runs the trees of several streams in one pass. Changes no committed state.
+    fn verify(&mut self, streams: &[VerifyStream]) -> Result<Verified>;
+    /// Commits one path per stream of the last verify, root first; an empty path leaves the slot as it was.
+    fn commit(&mut self, paths: &[Vec<usize>]) -> Result<()>;
+    /// Saves a slot.
+    fn snapshot(&self, slot: usize) -> Result<Snapshot>;
+    /// Puts a saved sequence into a slot.
+    fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()>;
+}
