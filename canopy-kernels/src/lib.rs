@@ -9,6 +9,7 @@ pub mod gates;
 pub mod glue;
 pub mod kv_compact;
 pub mod linear;
+mod math;
 pub mod tree;
 pub mod tree_attention;
 pub mod tree_conv;
