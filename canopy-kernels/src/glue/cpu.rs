@@ -1,6 +1,11 @@
 //! CPU forward. Every function works row by row, so a row's bits depend on that row alone.
 
-use crate::{AttnDims, Result};
+use super::rotary;
+use crate::error::expect_len;
+use crate::{AttnDims, Error, Result};
+
+/// Partial sums of a mean square; their number is part of the result's bits.
+const LANES: usize = 16;
 
 /// An RMSNorm's weight and how it multiplies.
 #[derive(Clone, Copy, Debug)]
@@ -13,10 +18,84 @@ pub struct Norm<'a> {
     pub unit_offset: bool,
 }
 
+impl Norm<'_> {
+    fn width(&self, op: &'static str) -> Result<usize> {
+        match self.weight.len() {
+            0 => {
+                let (expected, got) = ("at least 1".into(), "0".into());
+                Err(Error::Value { op, arg: "norm.weight length", expected, got })
+            }
+            width => Ok(width),
+        }
+    }
+
+    fn offset(&self) -> f32 {
+        if self.unit_offset { 1.0 } else { 0.0 }
+    }
+
+    /// One row.
+    #[inline(always)]
+    fn row(&self, x: &[f32], out: &mut [f32]) {
+        let (inverse, offset) = (self.inverse_rms(x), self.offset());
+        for ((out, &x), &w) in out.iter_mut().zip(x).zip(self.weight) {
+            *out = x * inverse * (w + offset);
+        }
+    }
+
+    #[inline(always)]
+    fn inverse_rms(&self, x: &[f32]) -> f32 {
+        1.0 / (sum_of_squares(x) / x.len() as f32 + self.eps).sqrt()
+    }
+}
+
+/// `sum x^2` in `LANES` partial sums, folded in halves.
+#[inline(always)]
+fn sum_of_squares(x: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, &x) in sums.iter_mut().zip(chunk) {
+            *sum += x * x;
+        }
+    }
+    for (sum, &x) in sums.iter_mut().zip(tail) {
+        *sum += x * x;
+    }
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+    }
+    sums[0]
+}
+
+/// Rows of `len` values in `width`s, or an error that names the argument.
+fn rows_of(op: &'static str, arg: &'static str, len: usize, width: usize) -> Result<usize> {
+    let rows = len / width;
+    expect_len(op, arg, &[rows, width], len)?;
+    Ok(rows)
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
 /// `out[r] = x[r] * rsqrt(mean x[r]^2 + eps) * (weight or 1 + weight)`; `x`, `out` `[N, width]`.
 pub fn rms_norm(norm: Norm<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
-    let _ = (norm, x, out);
-    unimplemented!()
+    let op = "rms-norm";
+    let width = norm.width(op)?;
+    let rows = rows_of(op, "x", x.len(), width)?;
+    expect_len(op, "out", &[rows, width], out.len())?;
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        norm.row(x, out);
+    }
+    Ok(())
 }
 
 /// `sum = x + residual`, `out = rms_norm(sum)`; all `[N, width]`.
@@ -27,20 +106,46 @@ pub fn add_rms_norm(
     sum: &mut [f32],
     out: &mut [f32],
 ) -> Result<()> {
-    let _ = (norm, x, residual, sum, out);
-    unimplemented!()
+    let op = "add-rms-norm";
+    let width = norm.width(op)?;
+    let rows = rows_of(op, "x", x.len(), width)?;
+    expect_len(op, "residual", &[rows, width], residual.len())?;
+    expect_len(op, "sum", &[rows, width], sum.len())?;
+    expect_len(op, "out", &[rows, width], out.len())?;
+    for ((sum, &x), &residual) in sum.iter_mut().zip(x).zip(residual) {
+        *sum = x + residual;
+    }
+    for (sum, out) in sum.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        norm.row(sum, out);
+    }
+    Ok(())
 }
 
 /// `out = rms_norm(o) * silu(z)`, the norm over each head of `norm.weight.len()` values; all `[N, Hv Dv]`.
 pub fn gated_rms_norm(norm: Norm<'_>, o: &[f32], z: &[f32], out: &mut [f32]) -> Result<()> {
-    let _ = (norm, o, z, out);
-    unimplemented!()
+    let op = "gated-rms-norm";
+    let width = norm.width(op)?;
+    let heads = rows_of(op, "o", o.len(), width)?;
+    expect_len(op, "z", &[heads, width], z.len())?;
+    expect_len(op, "out", &[heads, width], out.len())?;
+    let rows = o.chunks_exact(width).zip(z.chunks_exact(width)).zip(out.chunks_exact_mut(width));
+    for ((o, z), out) in rows {
+        norm.row(o, out);
+        for (out, &z) in out.iter_mut().zip(z) {
+            *out *= silu(z);
+        }
+    }
+    Ok(())
 }
 
 /// `out = silu(gate) * up`; all `[N, width]`.
 pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<()> {
-    let _ = (gate, up, out);
-    unimplemented!()
+    expect_len("swiglu", "up", &[gate.len()], up.len())?;
+    expect_len("swiglu", "out", &[gate.len()], out.len())?;
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        *out = silu(gate) * up;
+    }
+    Ok(())
 }
 
 /// How projected queries and keys become attention inputs.
@@ -60,6 +165,26 @@ pub struct QkNormRope<'a> {
     pub positions: &'a [i32],
 }
 
+impl QkNormRope<'_> {
+    const OP: &'static str = "qk-norm-rope";
+
+    fn check(&self, q_proj: &[f32], k_proj: &[f32], q: &[f32], k: &[f32]) -> Result<()> {
+        let (dims, rows) = (self.dims, self.positions.len());
+        let d = dims.head_dim;
+        expect_len(Self::OP, "q_norm.weight", &[d], self.q_norm.weight.len())?;
+        expect_len(Self::OP, "k_norm.weight", &[d], self.k_norm.weight.len())?;
+        if 2 * self.inv_freq.len() > d {
+            let (arg, expected) = ("inv_freq length", format!("at most head_dim / 2 = {}", d / 2));
+            return Err(Error::Value { op: Self::OP, arg, expected, got: self.inv_freq.len().to_string() });
+        }
+        let stride = if self.gated { 2 * d } else { d };
+        expect_len(Self::OP, "q_proj", &[rows, dims.q_heads, stride], q_proj.len())?;
+        expect_len(Self::OP, "k_proj", &[rows, dims.kv_heads, d], k_proj.len())?;
+        expect_len(Self::OP, "q", &[rows, dims.q_heads, d], q.len())?;
+        expect_len(Self::OP, "k", &[rows, dims.kv_heads, d], k.len())
+    }
+}
+
 /// `q_proj` `[N, Hq D]` or `[N, Hq 2 D]`, `k_proj` `[N, Hkv D]` -> `q` `[N, Hq, D]`, `k` `[N, Hkv, D]`: RMSNorm per
 /// head, then RoPE.
 pub fn qk_norm_rope(
@@ -69,12 +194,38 @@ pub fn qk_norm_rope(
     q: &mut [f32],
     k: &mut [f32],
 ) -> Result<()> {
-    let _ = (args, q_proj, k_proj, q, k);
-    unimplemented!()
+    args.check(q_proj, k_proj, q, k)?;
+    let (dims, d) = (args.dims, args.dims.head_dim);
+    let stride = if args.gated { 2 * d } else { d };
+    let half = args.inv_freq.len();
+    let (mut cos, mut sin) = (vec![0f32; half], vec![0f32; half]);
+    for (row, &position) in args.positions.iter().enumerate() {
+        rotary::angles(position, args.inv_freq, &mut cos, &mut sin);
+        let heads = |norm: &Norm<'_>, heads: usize, stride: usize, x: &[f32], out: &mut [f32]| {
+            for head in row * heads..(row + 1) * heads {
+                let out = &mut out[head * d..][..d];
+                norm.row(&x[head * stride..][..d], out);
+                rotary::rotate(out, &cos, &sin);
+            }
+        };
+        heads(&args.q_norm, dims.q_heads, stride, q_proj, q);
+        heads(&args.k_norm, dims.kv_heads, d, k_proj, k);
+    }
+    Ok(())
 }
 
 /// `out = attn * sigmoid(gate)`, the gate taken from `q_proj` `[N, Hq, 2 D]` as [`QkNormRope::gated`] lays it.
 pub fn attn_gate(dims: AttnDims, attn: &[f32], q_proj: &[f32], out: &mut [f32]) -> Result<()> {
-    let _ = (dims, attn, q_proj, out);
-    unimplemented!()
+    let op = "attn-gate";
+    let d = dims.head_dim;
+    let rows = rows_of(op, "attn", attn.len(), dims.q_width())?;
+    expect_len(op, "q_proj", &[rows, dims.q_heads, 2 * d], q_proj.len())?;
+    expect_len(op, "out", &[rows, dims.q_heads, d], out.len())?;
+    let heads = attn.chunks_exact(d).zip(q_proj.chunks_exact(2 * d)).zip(out.chunks_exact_mut(d));
+    for ((attn, q_gate), out) in heads {
+        for ((out, &attn), &gate) in out.iter_mut().zip(attn).zip(&q_gate[d..]) {
+            *out = attn * sigmoid(gate);
+        }
+    }
+    Ok(())
 }

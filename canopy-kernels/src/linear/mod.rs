@@ -1,2 +1,31 @@
 //! The product over a model's weights, `y = x W^T`, whose row bits do not depend on the number of rows.
+//!
+//! `y[r][o] = sum_k x[r][k] * W[o][k]`, k upwards in one chain of fused multiply-adds per [`K_SPAN`] inputs, the
+//! spans added in order. (Without fused multiply-add in the CPU, a multiply and an add.)
+//!
+//! | name | shape | dtype | direction | meaning |
+//! |---|---|---|---|---|
+//! | weight | parts of `[out_p, in]` | bf16 or f32 | in | packed once; bf16 stays bf16 in memory |
+//! | x | `[rows, in]` | f32 | in | activations |
+//! | outs[p] | `[rows, out_p]` | f32 | out | one contiguous buffer per part |
+//!
+//! Invariants:
+//! 1. Within `|in| 2^-23 sum_k |x w|` of the f64 oracle. (`tests::oracle_bound`)
+//! 2. A row's bits depend on that row and the weights only: not on the other rows, their number, the threads, the
+//!    stacking of parts. (`tests::rows_alone_equal_rows_together`, `tests::parts_equal_separate_weights`,
+//!    `tests::threads_do_not_change_bits`)
+//! 3. A bf16 weight acts as exactly the f32 of its bits. (`tests::bf16_weights_are_exact`)
+//! 4. A NaN or an infinity in a row stays in that row. (`tests::nan_row_stays_alone`)
+//!
+//! Limits: at least one part, every width at least 1; zero rows give empty outputs.
+
 pub mod cpu;
+mod lanes;
+pub mod oracle;
+mod pack;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+/// Inputs that one chain of multiply-adds covers.
+pub const K_SPAN: usize = 1024;
