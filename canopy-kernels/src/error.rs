@@ -61,6 +61,40 @@ pub enum Error {
         /// The limit.
         max: usize,
     },
+    /// A parent array whose links run in a circle.
+    #[error("draft tree: node {node} is its own ancestor through parent {parent}")]
+    Cycle {
+        /// A node on the circle.
+        node: usize,
+        /// Its parent as given.
+        parent: i32,
+    },
+    /// A parent that is no node of the tree.
+    #[error("draft tree: node {node} has parent {parent}, but there are {nodes} nodes")]
+    NoSuchParent {
+        /// The offending node.
+        node: usize,
+        /// Its parent as given.
+        parent: i32,
+        /// Nodes of the tree.
+        nodes: usize,
+    },
+    /// No node has parent -1.
+    #[error("draft tree: none of the {nodes} nodes is a root (parent -1)")]
+    NoRoot {
+        /// Nodes given.
+        nodes: usize,
+    },
+    /// A new order of a tree's nodes that is no order, or puts a child before its parent.
+    #[error("draft tree: new order, position {position} holds node {node}: {problem}")]
+    Order {
+        /// The offending position.
+        position: usize,
+        /// The node given there.
+        node: usize,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// An accepted path that does not run from the root along parent links.
     #[error("accepted path of sequence {sequence}: entry {entry} is node {node}, expected {expected}")]
     Path {

@@ -18,4 +18,4 @@ pub mod tree_gdn;
 pub use batch::{AcceptedPaths, TreeBatch};
 pub use dims::{AttnDims, ConvDims, GdnDims};
 pub use error::{Error, Result};
-pub use tree::DraftTree;
+pub use tree::{AncestorMask, DraftTree, HeavyChains};

@@ -1,6 +1,17 @@
-//! One draft tree: a checked parent array, its depths, paths and ancestor mask.
+//! One draft tree: a checked parent array, its depths, paths, orders, chains and ancestor mask.
 
 use crate::error::{Error, Result};
+
+mod chains;
+mod mask;
+mod order;
+mod shapes;
+#[cfg(test)]
+mod tests;
+
+pub use chains::HeavyChains;
+pub use mask::AncestorMask;
+pub(crate) use shapes::SplitMix64;
 
 /// A rooted draft tree. Node 0 is the root; every parent comes before its children.
 ///
@@ -49,11 +60,6 @@ impl DraftTree {
         Ok(Self { parents, depths })
     }
 
-    /// A chain of `nodes` nodes: plain decode for 1, a prefill chunk or a drafted block for more.
-    pub fn chain(nodes: usize) -> Result<Self> {
-        Self::new((0..nodes as i32).map(|i| i - 1).collect())
-    }
-
     /// Number of nodes, root included.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
@@ -97,6 +103,21 @@ impl DraftTree {
             children[self.parents[node] as usize].push(node);
         }
         children
+    }
+
+    /// Nodes of every node's subtree, itself included.
+    pub fn subtree_sizes(&self) -> Vec<usize> {
+        let mut sizes = vec![1; self.len()];
+        for node in (1..self.len()).rev() {
+            sizes[self.parents[node] as usize] += sizes[node];
+        }
+        sizes
+    }
+
+    /// The nodes without children, in node order.
+    pub fn leaves(&self) -> Vec<usize> {
+        let sizes = self.subtree_sizes();
+        (0..self.len()).filter(|&node| sizes[node] == 1).collect()
     }
 
     /// True when every node but the root hangs on the node before it.
