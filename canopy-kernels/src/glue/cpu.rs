@@ -2,6 +2,7 @@
 
 use super::rotary;
 use crate::error::expect_len;
+use crate::math::{mul_add, sigmoid, silu, vectorised};
 use crate::{AttnDims, Error, Result};
 
 /// Partial sums of a mean square; their number is part of the result's bits.
@@ -35,31 +36,27 @@ impl Norm<'_> {
 
     /// One row.
     #[inline(always)]
-    fn row(&self, x: &[f32], out: &mut [f32]) {
-        let (inverse, offset) = (self.inverse_rms(x), self.offset());
+    fn row<const FMA: bool>(&self, x: &[f32], out: &mut [f32]) {
+        let inverse = 1.0 / (sum_of_squares::<FMA>(x) / x.len() as f32 + self.eps).sqrt();
+        let offset = self.offset();
         for ((out, &x), &w) in out.iter_mut().zip(x).zip(self.weight) {
             *out = x * inverse * (w + offset);
         }
-    }
-
-    #[inline(always)]
-    fn inverse_rms(&self, x: &[f32]) -> f32 {
-        1.0 / (sum_of_squares(x) / x.len() as f32 + self.eps).sqrt()
     }
 }
 
 /// `sum x^2` in `LANES` partial sums, folded in halves.
 #[inline(always)]
-fn sum_of_squares(x: &[f32]) -> f32 {
+fn sum_of_squares<const FMA: bool>(x: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for (sum, &x) in sums.iter_mut().zip(chunk) {
-            *sum += x * x;
+            *sum = mul_add::<FMA>(x, x, *sum);
         }
     }
     for (sum, &x) in sums.iter_mut().zip(tail) {
-        *sum += x * x;
+        *sum = mul_add::<FMA>(x, x, *sum);
     }
     let mut width = LANES;
     while width > 1 {
@@ -78,24 +75,24 @@ fn rows_of(op: &'static str, arg: &'static str, len: usize, width: usize) -> Res
     Ok(rows)
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn silu(x: f32) -> f32 {
-    x * sigmoid(x)
-}
-
 /// `out[r] = x[r] * rsqrt(mean x[r]^2 + eps) * (weight or 1 + weight)`; `x`, `out` `[N, width]`.
 pub fn rms_norm(norm: Norm<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
     let op = "rms-norm";
     let width = norm.width(op)?;
     let rows = rows_of(op, "x", x.len(), width)?;
     expect_len(op, "out", &[rows, width], out.len())?;
-    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        norm.row(x, out);
-    }
+    norm_rows(norm, x, out);
     Ok(())
+}
+
+vectorised!(fn norm_rows(norm: Norm<'_>, x: &[f32], out: &mut [f32]) = norm_rows_body);
+
+#[inline(always)]
+fn norm_rows_body<const FMA: bool>(norm: Norm<'_>, x: &[f32], out: &mut [f32]) {
+    let width = norm.weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        norm.row::<FMA>(x, out);
+    }
 }
 
 /// `sum = x + residual`, `out = rms_norm(sum)`; all `[N, width]`.
@@ -115,9 +112,7 @@ pub fn add_rms_norm(
     for ((sum, &x), &residual) in sum.iter_mut().zip(x).zip(residual) {
         *sum = x + residual;
     }
-    for (sum, out) in sum.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        norm.row(sum, out);
-    }
+    norm_rows(norm, sum, out);
     Ok(())
 }
 
@@ -128,24 +123,35 @@ pub fn gated_rms_norm(norm: Norm<'_>, o: &[f32], z: &[f32], out: &mut [f32]) -> 
     let heads = rows_of(op, "o", o.len(), width)?;
     expect_len(op, "z", &[heads, width], z.len())?;
     expect_len(op, "out", &[heads, width], out.len())?;
-    let rows = o.chunks_exact(width).zip(z.chunks_exact(width)).zip(out.chunks_exact_mut(width));
-    for ((o, z), out) in rows {
-        norm.row(o, out);
-        for (out, &z) in out.iter_mut().zip(z) {
-            *out *= silu(z);
-        }
-    }
+    gated_norm_rows(norm, o, z, out);
     Ok(())
+}
+
+vectorised!(fn gated_norm_rows(norm: Norm<'_>, o: &[f32], z: &[f32], out: &mut [f32]) = gated_norm_rows_body);
+
+#[inline(always)]
+fn gated_norm_rows_body<const FMA: bool>(norm: Norm<'_>, o: &[f32], z: &[f32], out: &mut [f32]) {
+    norm_rows_body::<FMA>(norm, o, out);
+    for (out, &z) in out.iter_mut().zip(z) {
+        *out *= silu::<FMA>(z);
+    }
 }
 
 /// `out = silu(gate) * up`; all `[N, width]`.
 pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<()> {
     expect_len("swiglu", "up", &[gate.len()], up.len())?;
     expect_len("swiglu", "out", &[gate.len()], out.len())?;
-    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-        *out = silu(gate) * up;
-    }
+    swiglu_all(gate, up, out);
     Ok(())
+}
+
+vectorised!(fn swiglu_all(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu_body);
+
+#[inline(always)]
+fn swiglu_body<const FMA: bool>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        *out = silu::<FMA>(gate) * up;
+    }
 }
 
 /// How projected queries and keys become attention inputs.
@@ -195,23 +201,39 @@ pub fn qk_norm_rope(
     k: &mut [f32],
 ) -> Result<()> {
     args.check(q_proj, k_proj, q, k)?;
+    rotated_heads(&args, q_proj, k_proj, q, k);
+    Ok(())
+}
+
+vectorised!(
+    fn rotated_heads(
+        args: &QkNormRope<'_>, q_proj: &[f32], k_proj: &[f32], q: &mut [f32], k: &mut [f32],
+    ) = rotated_heads_body
+);
+
+#[inline(always)]
+fn rotated_heads_body<const FMA: bool>(
+    args: &QkNormRope<'_>,
+    q_proj: &[f32],
+    k_proj: &[f32],
+    q: &mut [f32],
+    k: &mut [f32],
+) {
     let (dims, d) = (args.dims, args.dims.head_dim);
     let stride = if args.gated { 2 * d } else { d };
-    let half = args.inv_freq.len();
-    let (mut cos, mut sin) = (vec![0f32; half], vec![0f32; half]);
+    let mut table = rotary::Table::new(args.inv_freq);
     for (row, &position) in args.positions.iter().enumerate() {
-        rotary::angles(position, args.inv_freq, &mut cos, &mut sin);
+        table.set(position);
         let heads = |norm: &Norm<'_>, heads: usize, stride: usize, x: &[f32], out: &mut [f32]| {
             for head in row * heads..(row + 1) * heads {
                 let out = &mut out[head * d..][..d];
-                norm.row(&x[head * stride..][..d], out);
-                rotary::rotate(out, &cos, &sin);
+                norm.row::<FMA>(&x[head * stride..][..d], out);
+                table.rotate(out);
             }
         };
         heads(&args.q_norm, dims.q_heads, stride, q_proj, q);
         heads(&args.k_norm, dims.kv_heads, d, k_proj, k);
     }
-    Ok(())
 }
 
 /// `out = attn * sigmoid(gate)`, the gate taken from `q_proj` `[N, Hq, 2 D]` as [`QkNormRope::gated`] lays it.
@@ -221,11 +243,18 @@ pub fn attn_gate(dims: AttnDims, attn: &[f32], q_proj: &[f32], out: &mut [f32]) 
     let rows = rows_of(op, "attn", attn.len(), dims.q_width())?;
     expect_len(op, "q_proj", &[rows, dims.q_heads, 2 * d], q_proj.len())?;
     expect_len(op, "out", &[rows, dims.q_heads, d], out.len())?;
+    gated_heads(d, attn, q_proj, out);
+    Ok(())
+}
+
+vectorised!(fn gated_heads(d: usize, attn: &[f32], q_proj: &[f32], out: &mut [f32]) = gated_heads_body);
+
+#[inline(always)]
+fn gated_heads_body<const FMA: bool>(d: usize, attn: &[f32], q_proj: &[f32], out: &mut [f32]) {
     let heads = attn.chunks_exact(d).zip(q_proj.chunks_exact(2 * d)).zip(out.chunks_exact_mut(d));
     for ((attn, q_gate), out) in heads {
         for ((out, &attn), &gate) in out.iter_mut().zip(attn).zip(&q_gate[d..]) {
-            *out = attn * sigmoid(gate);
+            *out = attn * sigmoid::<FMA>(gate);
         }
     }
-    Ok(())
 }
