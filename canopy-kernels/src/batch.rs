@@ -81,13 +81,20 @@ impl TreeBatch {
     }
 
     /// Checks that every slot lies inside a pool of `pool_slots` slots.
+    ///
+    /// # Errors
+    /// [`Error::Value`] naming the slot.
     pub fn check_slots(&self, op: &'static str, pool_slots: usize) -> Result<()> {
-        match self.slots.iter().find(|&&slot| slot >= pool_slots as i32) {
-            None => Ok(()),
-            Some(slot) => {
-                let expected = format!("below the pool's {pool_slots} slots");
-                Err(Error::Value { op, arg: "slots", expected, got: slot.to_string() })
-            }
+        check_slots(&self.slots, op, pool_slots)
+    }
+}
+
+fn check_slots(slots: &[i32], op: &'static str, pool_slots: usize) -> Result<()> {
+    match slots.iter().find(|&&slot| slot >= 0 && slot as usize >= pool_slots) {
+        None => Ok(()),
+        Some(slot) => {
+            let expected = format!("below the pool's {pool_slots} slots");
+            Err(Error::Value { op, arg: "slots", expected, got: slot.to_string() })
         }
     }
 }
@@ -127,6 +134,14 @@ impl AcceptedPaths {
             cu_rows.push(rows.len() as i32);
         }
         Ok(Self { rows, cu_rows, slots: batch.slots().to_vec(), cu_nodes: batch.cu_nodes().to_vec() })
+    }
+
+    /// Checks that every slot lies inside a pool of `pool_slots` slots.
+    ///
+    /// # Errors
+    /// [`Error::Value`] naming the slot.
+    pub fn check_slots(&self, op: &'static str, pool_slots: usize) -> Result<()> {
+        check_slots(&self.slots, op, pool_slots)
     }
 
     /// Packed rows of all paths, one sequence after another.

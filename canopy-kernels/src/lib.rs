@@ -10,6 +10,7 @@ pub mod glue;
 pub mod kv_compact;
 pub mod linear;
 mod math;
+mod numeric;
 pub mod tree;
 pub mod tree_attention;
 pub mod tree_conv;

@@ -1,6 +1,9 @@
 //! Room 1: the gated delta rule over a draft tree.
 
 pub mod cpu;
+pub mod oracle;
+#[cfg(test)]
+mod tests;
 
 pub use select::{Solve, Variant};
 mod select;
