@@ -129,3 +129,12 @@ pub(crate) fn expect_len(op: &'static str, arg: &'static str, expected: &[usize]
     }
     Err(Error::Shape { op, arg, expected: expected.into(), got: Box::new([got]) })
 }
+
+/// Slots of a pool with `slot_len` elements each; an error that names the argument when they do not divide it.
+pub(crate) fn expect_pool(op: &'static str, arg: &'static str, slot_len: usize, got: usize) -> Result<usize> {
+    if got.is_multiple_of(slot_len) {
+        return Ok(got / slot_len);
+    }
+    let expected = format!("whole slots of {slot_len} elements");
+    Err(Error::Value { op, arg, expected, got: format!("{got} elements") })
+}

@@ -1,6 +1,7 @@
 //! Draft trees and the kernels that verify them through Gated DeltaNet and attention layers.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+mod attend;
 mod batch;
 pub mod block_attention;
 mod dims;
