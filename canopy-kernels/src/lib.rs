@@ -12,6 +12,8 @@ pub mod kv_compact;
 pub mod linear;
 mod math;
 mod numeric;
+#[cfg(test)]
+mod test_support;
 pub mod tree;
 pub mod tree_attention;
 pub mod tree_conv;

@@ -1,2 +1,3 @@
 //! Room 5: the DFlash drafter's block attention.
 pub mod cpu;
+pub mod oracle;
