@@ -1,12 +1,19 @@
 //! Qwen3.5 with a DFlash drafter and DDTree draft trees.
 
+pub mod cache;
+pub mod config;
+pub mod device;
 pub mod draft;
+pub mod embedded;
 pub mod engine;
 mod error;
+pub mod files;
+pub mod hub;
 pub mod loader;
 pub mod model;
 pub mod target;
 pub mod tokenizer;
 pub mod tree;
+pub mod weights;
 
 pub use error::{Error, Result};

@@ -1,12 +1,23 @@
 //! From a name to a running pair: the embedded model, a directory, or a hub repository.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::Result;
+use canopy_candle::Variant;
+use serde_json::Value;
+
+use crate::config::{Table, TargetConfig, target::dedup};
 use crate::draft::Drafter;
+use crate::files::ModelFiles;
+use crate::model::{ModelOptions, Qwen35};
 use crate::target::Target;
 use crate::tokenizer::Tokenizer;
+pub use crate::weights::WeightDtype;
+use crate::{Error, Result, device, embedded, hub};
+
+/// Context allocated per slot when none is asked for and the model's own is longer.
+pub const DEFAULT_CONTEXT_LEN: usize = 8192;
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,15 +30,25 @@ pub enum ModelSource {
     Hub(String),
 }
 
-/// How weights are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightDtype {
-    /// As stored in the file.
-    Stored,
-    /// Rounded to bf16.
-    Bf16,
-    /// Widened to f32.
-    F32,
+impl FromStr for ModelSource {
+    type Err = Error;
+
+    /// `embedded`, an existing directory, or `owner/name`.
+    fn from_str(name: &str) -> Result<Self> {
+        if name == "embedded" {
+            return Ok(Self::Embedded);
+        }
+        if Path::new(name).is_dir() {
+            return Ok(Self::Directory(name.into()));
+        }
+        match hub::is_repo_id(name) && !Path::new(name).exists() {
+            true => Ok(Self::Hub(name.into())),
+            false => {
+                let message = "expected `embedded`, a directory, or owner/name of a hub repository".into();
+                Err(Error::Config { what: "model".into(), key: name.into(), message })
+            }
+        }
+    }
 }
 
 /// What to load.
@@ -41,10 +62,29 @@ pub struct LoadOptions {
     pub dtype: WeightDtype,
     /// Pool slots: streams that run at once.
     pub slots: usize,
-    /// Context to allocate; `None` takes the model's own, at most what the engine's default allows.
+    /// Context to allocate; `None` takes the model's own, at most [`DEFAULT_CONTEXT_LEN`].
     pub context_len: Option<usize>,
     /// Never ask the network.
     pub offline: bool,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
+    /// Form of the delta rule; `None` takes the device's default (`Walk` on the CPU).
+    pub variant: Option<Variant>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            target: ModelSource::Embedded,
+            drafter: None,
+            dtype: WeightDtype::Stored,
+            slots: 4,
+            context_len: None,
+            offline: false,
+            device: "cpu".into(),
+            variant: None,
+        }
+    }
 }
 
 /// A loaded pair.
@@ -60,7 +100,86 @@ pub struct Loaded {
 }
 
 /// Loads a pair.
+///
+/// # Errors
+/// Whatever is wrong first, naming file and key or tensor; [`Error::Hub`] says what to do without a network.
 pub fn load(options: &LoadOptions) -> Result<Loaded> {
-    let _ = options;
-    unimplemented!()
+    let files = resolve(&options.target, options.offline)?;
+    let target = load_target(&files, options)?;
+    let tokenizer = load_tokenizer(&files, target.config())?;
+    let drafter = load_drafter(&target, options)?;
+    let name = match &options.target {
+        ModelSource::Embedded => embedded::NAME.into(),
+        ModelSource::Directory(dir) => directory_name(dir),
+        ModelSource::Hub(repo) => repo.clone(),
+    };
+    tracing::info!(model = name, slots = options.slots, context_len = target.context_len(), "model loaded");
+    Ok(Loaded { name, target: Box::new(target), drafter, tokenizer: Arc::new(tokenizer) })
+}
+
+/// The files of a source; asks the hub when it has to.
+pub fn resolve(source: &ModelSource, offline: bool) -> Result<ModelFiles> {
+    match source {
+        ModelSource::Embedded => Ok(embedded::target()),
+        ModelSource::Directory(dir) => Ok(ModelFiles::Directory(dir.clone())),
+        ModelSource::Hub(repo) => Ok(ModelFiles::Directory(hub::fetch(repo, offline)?)),
+    }
+}
+
+/// The target alone: `config.json` and weights, no tokenizer.
+pub fn load_target(files: &ModelFiles, options: &LoadOptions) -> Result<Qwen35> {
+    let what = files.path("config.json").display().to_string();
+    let mut config = TargetConfig::from_json(&what, &files.require("config.json")?)?;
+    config.eos_token_ids.extend(generation_eos(files)?);
+    dedup(&mut config.eos_token_ids);
+    let longest = config.max_position_embeddings;
+    let context_len = options.context_len.unwrap_or(longest.min(DEFAULT_CONTEXT_LEN));
+    if context_len == 0 || context_len > longest {
+        let message = format!("expected 1 to max_position_embeddings = {longest}, got {context_len}");
+        return Err(Error::Config { what: "load options".into(), key: "context_len".into(), message });
+    }
+    let model = ModelOptions {
+        slots: options.slots,
+        context_len,
+        variant: options.variant.unwrap_or(Variant::Walk),
+        device: device::parse(&options.device)?,
+    };
+    Qwen35::load(&files.weights(options.dtype)?, config, model)
+}
+
+/// End-of-sequence tokens of `generation_config.json`; not every checkpoint has one.
+fn generation_eos(files: &ModelFiles) -> Result<Vec<u32>> {
+    const FILE: &str = "generation_config.json";
+    let Some(bytes) = files.read(FILE)? else { return Ok(Vec::new()) };
+    let what = files.path(FILE).display().to_string();
+    let value: Value = serde_json::from_slice(&bytes).map_err(|source| Error::Config {
+        what: what.clone(),
+        key: "(whole file)".into(),
+        message: format!("expected JSON, got {source}"),
+    })?;
+    Table::new(what, &value)?.token_ids("eos_token_id")
+}
+
+/// The tokenizer, checked against the model's vocabulary.
+pub fn load_tokenizer(files: &ModelFiles, config: &TargetConfig) -> Result<Tokenizer> {
+    let tokenizer = Tokenizer::load(files, &config.eos_token_ids)?;
+    match tokenizer.vocab_size() <= config.vocab_size {
+        true => Ok(tokenizer),
+        false => {
+            let message =
+                format!("expected token ids below {}, got {}", config.vocab_size, tokenizer.vocab_size() - 1);
+            let what = files.path("tokenizer.json").display().to_string();
+            Err(Error::Config { what, key: "vocab".into(), message })
+        }
+    }
+}
+
+fn load_drafter(target: &Qwen35, options: &LoadOptions) -> Result<Option<Box<dyn Drafter>>> {
+    let _ = (target, options);
+    Ok(None)
+}
+
+fn directory_name(dir: &Path) -> String {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    dir.file_name().map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned())
 }

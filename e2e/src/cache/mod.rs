@@ -1,0 +1,7 @@
+//! What a sequence owns between rounds: pools that every layer indexes by slot.
+
+mod kv;
+mod recurrent;
+
+pub use kv::KvPool;
+pub use recurrent::RecurrentPool;

@@ -1,0 +1,33 @@
+//! Where a model runs, from its name.
+
+use candle_core::Device;
+
+use crate::{Error, Result};
+
+/// The device called `cpu`, `cuda` or `cuda:N`.
+///
+/// # Errors
+/// [`Error::Config`] for another name, and for a CUDA device in a build without the feature `cuda`.
+pub fn parse(name: &str) -> Result<Device> {
+    let error = |message: String| Error::Config { what: "device".into(), key: name.into(), message };
+    if name == "cpu" {
+        return Ok(Device::Cpu);
+    }
+    let ordinal = match name.strip_prefix("cuda") {
+        Some("") => Some(0),
+        Some(rest) => rest.strip_prefix(':').and_then(|ordinal| ordinal.parse().ok()),
+        None => None,
+    };
+    let ordinal = ordinal.ok_or_else(|| error("expected cpu, cuda or cuda:N".into()))?;
+    cuda(ordinal).map_err(error)
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(ordinal: usize) -> std::result::Result<Device, String> {
+    Device::new_cuda(ordinal).map_err(|source| source.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: usize) -> std::result::Result<Device, String> {
+    Err("expected a build with --features cuda, got one without".into())
+}

@@ -1,0 +1,79 @@
+//! The gated full-attention layer's mixer.
+
+use candle_core::{DType, Device, Tensor};
+use canopy_candle::{
+    AttnDims, DevicePaths, NormKind, PackedLinear, QkNormRope, attn_gate, qk_norm_rope, tree_attention,
+};
+
+use super::Round;
+use crate::Result;
+use crate::cache::KvPool;
+use crate::config::TargetConfig;
+use crate::weights::Weights;
+
+/// Projections, query and key norms, partial RoPE, attention, output gate, and the keys and values of all slots.
+#[derive(Debug)]
+pub(super) struct GatedAttention {
+    /// Outputs q (each head followed by its gate when gated), k, v.
+    qkv_proj: PackedLinear,
+    rope: QkNormRope,
+    o_proj: PackedLinear,
+    dims: AttnDims,
+    pub(super) pool: KvPool,
+}
+
+impl GatedAttention {
+    pub(super) fn load(
+        weights: &Weights,
+        prefix: &str,
+        config: &TargetConfig,
+        (slots, capacity): (usize, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let (dims, hidden) = (config.attn, config.hidden_size);
+        let gated = config.attn_output_gate;
+        let name = |part: &str| format!("{prefix}self_attn.{part}.weight");
+        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(name);
+        let q_rows = dims.q_width() * if gated { 2 } else { 1 };
+        let parts: [&[(&str, usize)]; 3] =
+            [&[(&q, q_rows)], &[(&k, dims.kv_width())], &[(&v, dims.kv_width())]];
+        let inv_freq = config.inv_freq();
+        let dtype = if device.is_cpu() { DType::F32 } else { DType::BF16 };
+        Ok(Self {
+            qkv_proj: weights.packed(&parts, hidden, device)?,
+            rope: QkNormRope {
+                dims,
+                gated,
+                q_norm: weights.f32(&name("q_norm"), &[dims.head_dim], device)?,
+                k_norm: weights.f32(&name("k_norm"), &[dims.head_dim], device)?,
+                eps: config.rms_norm_eps as f32,
+                kind: NormKind::UnitOffset,
+                inv_freq: Tensor::from_vec(inv_freq, config.rotary_dim / 2, device)?,
+            },
+            o_proj: weights.linear(&name("o_proj"), hidden, dims.q_width(), device)?,
+            dims,
+            pool: KvPool::new(slots, capacity, dims, dtype, device)?,
+        })
+    }
+
+    /// `x` `[N, hidden]`, normed -> `[N, hidden]`. Writes this round's keys and values after the committed ones.
+    pub(super) fn verify(&self, round: &Round, x: &Tensor) -> Result<Tensor> {
+        let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.forward(x)?)?;
+        let (q, k) = qk_norm_rope(&self.rope, &q_proj, &k_proj, &round.positions)?;
+        let v = v.reshape((v.dim(0)?, self.dims.kv_heads, self.dims.head_dim))?;
+        let batch = round.tree.host();
+        self.pool.append(&k, &v, batch.cu_nodes(), batch.slots(), &round.prefix_lens)?;
+        let (keys, values) = (&self.pool.keys, &self.pool.values);
+        let out = tree_attention(&round.tree, self.dims, &round.prefix_lens, &q, keys, values)?;
+        let out = match self.rope.gated {
+            true => attn_gate(self.dims, &out, &q_proj)?,
+            false => out.flatten_from(1)?,
+        };
+        Ok(self.o_proj.forward_one(&out)?)
+    }
+
+    /// Gathers the accepted rows behind the committed ones.
+    pub(super) fn commit(&self, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {
+        self.pool.compact(paths, prefix_lens)
+    }
+}

@@ -1,0 +1,83 @@
+//! The Gated DeltaNet layer's mixer.
+
+use candle_core::{Device, Tensor};
+use canopy_candle::{
+    ConvDims, DevicePaths, GdnDims, PackedLinear, TreeGdnOutput, Variant, gated_rms_norm, gates, tree_conv,
+    tree_conv_commit, tree_gdn_commit, tree_gdn_verify,
+};
+
+use super::Round;
+use crate::Result;
+use crate::cache::RecurrentPool;
+use crate::config::TargetConfig;
+use crate::weights::Weights;
+
+/// Projections, convolution, gates, delta rule, gated norm, and the states of all slots.
+#[derive(Debug)]
+pub(super) struct GatedDeltaNet {
+    /// Outputs qkv `[2 Hk Dk + Hv Dv]`, z `[Hv Dv]`, ab `[2 Hv]` (a, then b).
+    in_proj: PackedLinear,
+    conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm: Tensor,
+    out_proj: PackedLinear,
+    dims: GdnDims,
+    eps: f32,
+    pub(super) pool: RecurrentPool,
+}
+
+/// What a verify pass leaves for its commit.
+#[derive(Debug)]
+pub(super) struct GdnTape {
+    raw: Tensor,
+    qkv: Tensor,
+    gates: Tensor,
+    verified: TreeGdnOutput,
+}
+
+impl GatedDeltaNet {
+    pub(super) fn load(
+        weights: &Weights,
+        prefix: &str,
+        config: &TargetConfig,
+        slots: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let (dims, hidden) = (config.gdn, config.hidden_size);
+        let (channels, v_width) = (dims.qkv_width(), dims.v_heads * dims.dv);
+        let name = |part: &str| format!("{prefix}linear_attn.{part}");
+        let [qkv, z, a, b] = ["qkv", "z", "a", "b"].map(|part| name(&format!("in_proj_{part}.weight")));
+        let parts: [&[(&str, usize)]; 3] =
+            [&[(&qkv, channels)], &[(&z, v_width)], &[(&a, dims.v_heads), (&b, dims.v_heads)]];
+        let taps = weights.f32(&name("conv1d.weight"), &[channels, 1, ConvDims::WIDTH], device)?;
+        Ok(Self {
+            in_proj: weights.packed(&parts, hidden, device)?,
+            conv: taps.reshape((channels, ConvDims::WIDTH))?,
+            a_log: weights.f32(&name("A_log"), &[dims.v_heads], device)?,
+            dt_bias: weights.f32(&name("dt_bias"), &[dims.v_heads], device)?,
+            norm: weights.f32(&name("norm.weight"), &[dims.dv], device)?,
+            out_proj: weights.linear(&name("out_proj.weight"), hidden, v_width, device)?,
+            dims,
+            eps: config.rms_norm_eps as f32,
+            pool: RecurrentPool::new(slots, dims, device)?,
+        })
+    }
+
+    /// `x` `[N, hidden]`, normed -> `[N, hidden]` and the tape. No state is written.
+    pub(super) fn verify(&self, round: &Round, variant: Variant, x: &Tensor) -> Result<(Tensor, GdnTape)> {
+        let [raw, z, ab] = super::outputs(self.in_proj.forward(x)?)?;
+        let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
+        let qkv = tree_conv(&round.tree, &raw, &self.conv, &self.pool.conv_state)?;
+        let verified = tree_gdn_verify(&round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
+        let y = gated_rms_norm(&verified.o, &z, &self.norm, self.eps)?;
+        Ok((self.out_proj.forward_one(&y)?, GdnTape { raw, qkv, gates, verified }))
+    }
+
+    /// Advances both states along the accepted paths.
+    pub(super) fn commit(&self, paths: &DevicePaths, variant: Variant, tape: &GdnTape) -> Result<()> {
+        let GdnTape { raw, qkv, gates, verified } = tape;
+        tree_gdn_commit(&self.pool.state, paths, self.dims, variant, verified, qkv, gates)?;
+        Ok(tree_conv_commit(&self.pool.conv_state, paths, raw)?)
+    }
+}

@@ -1,0 +1,211 @@
+//! The model: loading, and what belongs to a slot.
+
+use candle_core::{Device, Tensor};
+use canopy_candle::{DraftTree, NormKind, Variant, rms_norm};
+
+use super::attention::GatedAttention;
+use super::gated_delta_net::GatedDeltaNet;
+use super::mlp::Mlp;
+use super::verify::Pending;
+use super::{Round, SharedHead};
+use crate::config::{LayerKind, TargetConfig};
+use crate::weights::Weights;
+use crate::{Error, Result};
+
+/// Names before the text model's tensors, most specific first.
+const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
+
+/// How a model is set up besides its checkpoint.
+#[derive(Clone, Debug)]
+pub struct ModelOptions {
+    /// Pool slots: streams that run at once.
+    pub slots: usize,
+    /// Most committed tokens plus drafted depth of one slot.
+    pub context_len: usize,
+    /// Form of the delta rule; `Walk`'s bits do not depend on how rows are grouped into rounds.
+    pub variant: Variant,
+    /// Where the model runs.
+    pub device: Device,
+}
+
+#[derive(Debug)]
+pub(super) enum Mixer {
+    Gdn(GatedDeltaNet),
+    Attention(GatedAttention),
+}
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) input_norm: Tensor,
+    pub(super) mixer: Mixer,
+    pub(super) post_norm: Tensor,
+    pub(super) mlp: Mlp,
+}
+
+/// A dense Qwen3.5 text model with the states of its slots.
+#[derive(Debug)]
+pub struct Qwen35 {
+    pub(super) config: TargetConfig,
+    pub(super) options: ModelOptions,
+    pub(super) head: SharedHead,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Tensor,
+    pub(super) taps: Vec<usize>,
+    pub(super) committed: Vec<usize>,
+    pub(super) pending: Option<Pending>,
+}
+
+/// One slot's states, saved.
+#[derive(Debug)]
+struct Saved {
+    committed: usize,
+    layers: Vec<(Tensor, Tensor)>,
+}
+
+impl Qwen35 {
+    /// Loads the text model; tensors of the vision tower and of multi-token prediction are left alone.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] naming file, tensor, expected and got; [`Error::Config`] for impossible options.
+    pub fn load(weights: &Weights, config: TargetConfig, options: ModelOptions) -> Result<Self> {
+        check_options(&options)?;
+        let prefix = weights.find_prefix(&PREFIXES, "embed_tokens.weight")?;
+        let (device, hidden) = (&options.device, config.hidden_size);
+        let pools = (options.slots, options.context_len + DraftTree::MAX_NODES);
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (index, kind) in config.layers.iter().enumerate() {
+            let name = format!("{prefix}layers.{index}.");
+            let norm = |part: &str| weights.f32(&format!("{name}{part}.weight"), &[hidden], device);
+            layers.push(Layer {
+                input_norm: norm("input_layernorm")?,
+                mixer: match kind {
+                    LayerKind::GatedDeltaNet => {
+                        Mixer::Gdn(GatedDeltaNet::load(weights, &name, &config, options.slots, device)?)
+                    }
+                    LayerKind::Attention => {
+                        Mixer::Attention(GatedAttention::load(weights, &name, &config, pools, device)?)
+                    }
+                },
+                post_norm: norm("post_attention_layernorm")?,
+                mlp: Mlp::load(weights, &name, hidden, config.intermediate_size, device)?,
+            });
+        }
+        Ok(Self {
+            head: SharedHead::load(weights, prefix, &config, device)?,
+            norm: weights.f32(&format!("{prefix}norm.weight"), &[hidden], device)?,
+            layers,
+            taps: Vec::new(),
+            committed: vec![0; options.slots],
+            pending: None,
+            config,
+            options,
+        })
+    }
+
+    /// The configuration it was loaded with.
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    /// A handle to the embedding table and the head.
+    pub fn head(&self) -> SharedHead {
+        self.head.clone()
+    }
+
+    /// The final norm of residual-stream rows `[N, hidden]`; the head's input.
+    pub fn final_norm(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(rms_norm(hidden, &self.norm, self.config.rms_norm_eps as f32, NormKind::UnitOffset)?)
+    }
+
+    /// Copies of a slot's committed states: `layer{i}.state` `[Hv, Dv, Dk]` and `layer{i}.conv_state` `[3, C]` of
+    /// Gated DeltaNet layers, `layer{i}.k` and `layer{i}.v` `[tokens, Hkv, D]` of attention layers.
+    pub fn state_tensors(&self, slot: usize) -> Result<Vec<(String, Tensor)>> {
+        self.check_slot(slot)?;
+        let mut named = Vec::with_capacity(2 * self.layers.len());
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (first, second) = layer.save(slot, self.committed[slot])?;
+            let (a, b) = match layer.mixer {
+                Mixer::Gdn(_) => ("state", "conv_state"),
+                Mixer::Attention(_) => ("k", "v"),
+            };
+            named.push((format!("layer{index}.{a}"), first));
+            named.push((format!("layer{index}.{b}"), second));
+        }
+        Ok(named)
+    }
+
+    pub(super) fn check_slot(&self, slot: usize) -> Result<()> {
+        if slot < self.options.slots {
+            return Ok(());
+        }
+        let expected = format!("below the model's {} slots", self.options.slots);
+        Err(Error::Request { field: "slot", expected, got: slot.to_string() })
+    }
+
+    pub(super) fn reset_slot(&mut self, slot: usize) -> Result<()> {
+        self.check_slot(slot)?;
+        for layer in &self.layers {
+            if let Mixer::Gdn(mixer) = &layer.mixer {
+                mixer.pool.reset(slot)?;
+            }
+        }
+        self.committed[slot] = 0;
+        Ok(())
+    }
+
+    pub(super) fn save_slot(&self, slot: usize) -> Result<crate::target::Snapshot> {
+        self.check_slot(slot)?;
+        let committed = self.committed[slot];
+        let layers = self.layers.iter().map(|layer| layer.save(slot, committed)).collect::<Result<_>>()?;
+        Ok(crate::target::Snapshot(Box::new(Saved { committed, layers })))
+    }
+
+    pub(super) fn load_slot(&mut self, slot: usize, snapshot: &crate::target::Snapshot) -> Result<()> {
+        self.check_slot(slot)?;
+        let saved =
+            snapshot.0.downcast_ref::<Saved>().filter(|saved| saved.layers.len() == self.layers.len());
+        let saved = saved.filter(|saved| saved.committed <= self.options.context_len).ok_or_else(|| {
+            let expected = "a snapshot that this model took".into();
+            Error::Request { field: "snapshot", expected, got: "another".into() }
+        })?;
+        for (layer, state) in self.layers.iter().zip(&saved.layers) {
+            match &layer.mixer {
+                Mixer::Gdn(mixer) => mixer.pool.load(slot, state)?,
+                Mixer::Attention(mixer) => mixer.pool.load(slot, state)?,
+            }
+        }
+        self.committed[slot] = saved.committed;
+        Ok(())
+    }
+}
+
+impl Layer {
+    fn save(&self, slot: usize, committed: usize) -> Result<(Tensor, Tensor)> {
+        match &self.mixer {
+            Mixer::Gdn(mixer) => mixer.pool.save(slot),
+            Mixer::Attention(mixer) => mixer.pool.save(slot, committed),
+        }
+    }
+
+    pub(super) fn verify_mixer(
+        &self,
+        round: &Round,
+        variant: Variant,
+        x: &Tensor,
+    ) -> Result<(Tensor, Option<super::gated_delta_net::GdnTape>)> {
+        match &self.mixer {
+            Mixer::Gdn(mixer) => mixer.verify(round, variant, x).map(|(out, tape)| (out, Some(tape))),
+            Mixer::Attention(mixer) => Ok((mixer.verify(round, x)?, None)),
+        }
+    }
+}
+
+fn check_options(options: &ModelOptions) -> Result<()> {
+    for (key, value) in [("slots", options.slots), ("context_len", options.context_len)] {
+        if value == 0 {
+            let message = "expected at least 1, got 0".into();
+            return Err(Error::Config { what: "model options".into(), key: key.into(), message });
+        }
+    }
+    Ok(())
+}
