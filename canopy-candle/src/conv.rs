@@ -1,17 +1,161 @@
 //! tree_conv as ops.
 
-use candle_core::{Result, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp2, Layout, Result, Shape, Tensor};
+use canopy_kernels::{ConvDims, TreeBatch, tree_conv as kernel};
 
+use crate::check::arg;
+use crate::slices::{expect_distinct, pool_mut, storage_from, values, write_back};
+use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
 
-/// `x` `[N, C]`, `weight` `[C, 4]`, `conv_state` pool `[slots, 3, C]` -> `[N, C]` in x's dtype.
+const VERIFY: &str = "tree-conv-verify";
+const COMMIT: &str = "tree-conv-commit";
+
+/// Causal convolution of width 4 along each node's root path, then SiLU.
+///
+/// `x` `[N, C]` raw rows and `weight` `[C, 4]` (tap 3 = the node itself), f32, bf16 or f16 in any layout;
+/// `conv_state` the contiguous pool `[slots, 3, C]` (raw rows, oldest first). Gives `[N, C]` in x's dtype.
+///
+/// ```
+/// use canopy_candle::{DeviceTree, DraftTree, TreeBatch, tree_conv};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let tree = DraftTree::new(vec![-1, 0, 0]).unwrap(); // two siblings below the root
+/// let tree = DeviceTree::new(TreeBatch::single(tree, 0), &dev)?;
+/// let x = Tensor::new(&[[1f32], [10.], [100.]], &dev)?;
+/// let weight = Tensor::new(&[[0f32, 0., 1., 1.]], &dev)?; // the node and its parent
+/// let y = tree_conv(&tree, &x, &weight, &Tensor::zeros((1, 3, 1), DType::F32, &dev)?)?;
+/// let silu = |v: f32| v / (1. + (-v).exp());
+/// let y = y.flatten_all()?.to_vec1::<f32>()?;
+/// assert!((y[0] - silu(1.)).abs() < 1e-5 && (y[1] - silu(11.)).abs() < 1e-4 && (y[2] - silu(101.)).abs() < 1e-4);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// A shape, dtype, device or layout that differs from the above, or a slot outside the pool.
 pub fn tree_conv(tree: &DeviceTree, x: &Tensor, weight: &Tensor, conv_state: &Tensor) -> Result<Tensor> {
-    let _ = (tree, x, weight, conv_state);
-    unimplemented!()
+    tree.check_devices(VERIFY, &[("x", x), ("weight", weight), ("conv_state", conv_state)])?;
+    x.apply_op3_no_bwd(weight, conv_state, &TreeConvVerify { batch: tree.host() })
 }
 
-/// Keeps the last three raw rows of the accepted paths, in place in the pool.
+struct TreeConvVerify<'a> {
+    batch: &'a TreeBatch,
+}
+
+impl TreeConvVerify<'_> {
+    /// Both devices' checks of shapes, dtypes and slots.
+    fn check(
+        &self,
+        x: (DType, &Layout),
+        weight: (DType, &Layout),
+        state: (DType, &Layout),
+    ) -> Result<ConvDims> {
+        let channels = x.1.dims().last().copied().unwrap_or(0);
+        arg(VERIFY, "x").float(x.0)?;
+        arg(VERIFY, "x").shape(x.1, &[self.batch.rows(), channels])?;
+        arg(VERIFY, "weight").float(weight.0)?;
+        arg(VERIFY, "weight").shape(weight.1, &[channels, ConvDims::WIDTH])?;
+        let slots = check_pool(VERIFY, state, channels)?;
+        self.batch.check_slots(VERIFY, slots).wrap()?;
+        ConvDims::new(channels).wrap()
+    }
+}
+
+/// The conv-state pool's checks; returns its slots.
+fn check_pool(op: &'static str, (dtype, layout): (DType, &Layout), channels: usize) -> Result<usize> {
+    let pool = arg(op, "conv_state");
+    pool.float(dtype)?;
+    pool.contiguous(layout)?;
+    pool.shape_but_first(layout, &[ConvDims::STATE_ROWS, channels])
+}
+
+impl CustomOp3 for TreeConvVerify<'_> {
+    fn name(&self) -> &'static str {
+        VERIFY
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_l: &Layout,
+        weight: &CpuStorage,
+        weight_l: &Layout,
+        state: &CpuStorage,
+        state_l: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
+        let rows = values(arg(VERIFY, "x"), x, x_l)?;
+        let weight = values(arg(VERIFY, "weight"), weight, weight_l)?;
+        let state = values(arg(VERIFY, "conv_state"), state, state_l)?;
+        let mut out = vec![0f32; rows.len()];
+        kernel::cpu::verify(dims, self.batch, &rows, &weight, &state, &mut out).wrap()?;
+        Ok((storage_from(out, x.dtype()), x_l.shape().clone()))
+    }
+}
+
+/// Keeps the last three raw rows of (old conv state, accepted path), in place in the pool; slots that no path
+/// names keep every bit.
+///
+/// `conv_state` the contiguous pool `[slots, 3, C]`, f32, bf16 or f16; `x` `[N, C]` verify's raw rows.
+///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DraftTree, TreeBatch, tree_conv_commit};
+/// use candle_core::{Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0, 0]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0, 2]]).unwrap(), &dev)?;
+/// let conv_state = Tensor::new(&[[[7f32], [8.], [9.]]], &dev)?;
+/// tree_conv_commit(&conv_state, &paths, &Tensor::new(&[[1f32], [10.], [100.]], &dev)?)?;
+/// assert_eq!(conv_state.flatten_all()?.to_vec1::<f32>()?, [9., 1., 100.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or an `x` that shares
+/// the pool's storage.
 pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) -> Result<()> {
-    let _ = (conv_state, paths, x);
-    unimplemented!()
+    paths.check_devices(COMMIT, &[("conv_state", conv_state), ("x", x)])?;
+    expect_distinct(arg(COMMIT, "x"), x, conv_state)?;
+    conv_state.inplace_op2(x, &TreeConvCommit { paths })
+}
+
+struct TreeConvCommit<'a> {
+    paths: &'a DevicePaths,
+}
+
+impl TreeConvCommit<'_> {
+    /// Both devices' checks of shapes, dtypes and slots.
+    fn check(&self, state: (DType, &Layout), x: (DType, &Layout)) -> Result<ConvDims> {
+        let channels = x.1.dims().last().copied().unwrap_or(0);
+        arg(COMMIT, "x").float(x.0)?;
+        arg(COMMIT, "x").shape(x.1, &[self.paths.batch_rows(), channels])?;
+        let slots = check_pool(COMMIT, state, channels)?;
+        self.paths.check_slots(COMMIT, slots)?;
+        ConvDims::new(channels).wrap()
+    }
+}
+
+impl InplaceOp2 for TreeConvCommit<'_> {
+    fn name(&self) -> &'static str {
+        COMMIT
+    }
+
+    fn cpu_fwd(&self, state: &mut CpuStorage, state_l: &Layout, x: &CpuStorage, x_l: &Layout) -> Result<()> {
+        let dims = self.check((state.dtype(), state_l), (x.dtype(), x_l))?;
+        let (paths, pool) = (self.paths.host(), arg(COMMIT, "conv_state"));
+        let x = values(arg(COMMIT, "x"), x, x_l)?;
+        if let CpuStorage::F32(_) = state {
+            return kernel::cpu::commit(dims, paths, &x, pool_mut(pool, state, state_l)?).wrap();
+        }
+        let mut wide = values(pool, state, state_l)?.into_owned();
+        kernel::cpu::commit(dims, paths, &x, &mut wide).wrap()?;
+        for (_, slot, _) in paths.iter() {
+            let rows = slot * dims.state_len()..(slot + 1) * dims.state_len();
+            write_back(state, state_l.start_offset() + rows.start, &wide[rows])
+        }
+        Ok(())
+    }
 }

@@ -1,14 +1,23 @@
 //! tree_gdn as ops.
 
-use candle_core::{Result, Tensor};
-use canopy_kernels::GdnDims;
-use canopy_kernels::tree_gdn::Variant;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, DType, Device, InplaceOp3, Layout, Result, Shape, Tensor};
+use canopy_kernels::tree_gdn::{self, Tape, Variant, VerifyInput, VerifyOutput};
+use canopy_kernels::{GdnDims, TreeBatch};
 
+use crate::check::arg;
+use crate::planes::{self, PlaneViews, PlanesMut};
+use crate::slices::{Carried, expect_distinct, pool, pool_mut, values};
+use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
+
+const VERIFY: &str = "tree-gdn-verify";
+const COMMIT: &str = "tree-gdn-commit";
 
 /// What one verify pass leaves behind. Three views of one allocation.
 #[derive(Clone, Debug)]
 pub struct TreeGdnOutput {
+    packed: Tensor,
     /// `[N, Hv, Dv]` f32.
     pub o: Tensor,
     /// `[N, Hv, Dv]` f32, pseudo-values.
@@ -17,7 +26,56 @@ pub struct TreeGdnOutput {
     pub g_cum: Tensor,
 }
 
-/// Verifies; `qkv` `[N, 2 Hk Dk + Hv Dv]` bf16 or f32, `gates` `[N, 2, Hv]` f32, `state` pool `[slots, Hv, Dv, Dk]` f32.
+impl TreeGdnOutput {
+    /// Room for the outputs of `rows` packed rows, for [`tree_gdn_verify_into`].
+    pub fn zeros(rows: usize, dims: GdnDims, device: &Device) -> Result<Self> {
+        let len = planes::elem_count(&plane_lens(rows, dims));
+        Self::from_packed(Tensor::zeros(len, DType::F32, device)?, rows, dims)
+    }
+
+    fn from_packed(packed: Tensor, rows: usize, dims: GdnDims) -> Result<Self> {
+        let mut views = PlaneViews::new(&packed);
+        let o = views.take((rows, dims.v_heads, dims.dv))?;
+        let u = views.take((rows, dims.v_heads, dims.dv))?;
+        let g_cum = views.take((rows, dims.v_heads))?;
+        Ok(Self { packed, o, u, g_cum })
+    }
+
+    /// The one allocation: the planes o, u and g_cum, each starting at a multiple of 32 elements.
+    pub fn packed(&self) -> &Tensor {
+        &self.packed
+    }
+}
+
+fn plane_lens(rows: usize, dims: GdnDims) -> [usize; 3] {
+    let values = rows * dims.v_heads * dims.dv;
+    [values, values, rows * dims.v_heads]
+}
+
+/// Verifies every tree in one pass and leaves the pool as it is.
+///
+/// `qkv` `[N, 2 Hk Dk + Hv Dv]` f32, bf16 or f16 as tree_conv leaves it, in any layout; `gates` `[N, 2, Hv]` f32
+/// (plane 0 = g, plane 1 = beta), in any layout; `state` the contiguous f32 pool `[slots, Hv, Dv, Dk]`.
+///
+/// ```
+/// use canopy_candle::{DeviceTree, DraftTree, GdnDims, TreeBatch, Variant, tree_gdn_verify};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let (dev, dims) = (Device::Cpu, GdnDims::new(1, 1, 2, 2).unwrap());
+/// let tree = DraftTree::new(vec![-1, 0, 0]).unwrap();
+/// let tree = DeviceTree::new(TreeBatch::single(tree, 0), &dev)?;
+/// let qkv = Tensor::new(&[[1f32, 0., 1., 0., 3., 4.], [1., 0., 0., 1., 5., 6.], [0., 1., 1., 0., 7., 8.]], &dev)?;
+/// let gates = Tensor::new(&[[[0f32], [1.]], [[0.], [1.]], [[0.], [1.]]], &dev)?;
+/// let state = Tensor::zeros((1, 1, 2, 2), DType::F32, &dev)?;
+/// let out = tree_gdn_verify(&tree, dims, Variant::Walk, &qkv, &gates, &state)?;
+/// // The root writes its own value under its key and, as beta is 1, reads it back scaled by Dk^-1/2.
+/// let o = out.o.flatten_all()?.to_vec1::<f32>()?;
+/// assert!((o[0] - 3. / 2f32.sqrt()).abs() < 1e-5 && (o[1] - 4. / 2f32.sqrt()).abs() < 1e-5);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// A shape, dtype, device or layout that differs from the above, or a slot outside the pool.
 pub fn tree_gdn_verify(
     tree: &DeviceTree,
     dims: GdnDims,
@@ -26,11 +84,155 @@ pub fn tree_gdn_verify(
     gates: &Tensor,
     state: &Tensor,
 ) -> Result<TreeGdnOutput> {
-    let _ = (tree, dims, variant, qkv, gates, state);
-    unimplemented!()
+    tree.check_devices(VERIFY, &[("qkv", qkv), ("gates", gates), ("state", state)])?;
+    let op = TreeGdnVerify { batch: tree.host(), dims, variant, state: None };
+    let packed = qkv.apply_op3_no_bwd(gates, state, &op)?;
+    TreeGdnOutput::from_packed(packed, tree.host().rows(), dims)
 }
 
-/// Commits the accepted paths into the pool, in place; `verified`, `qkv`, `gates` and `variant` are verify's.
+/// [`tree_gdn_verify`] into outputs that exist already ([`TreeGdnOutput::zeros`]): nothing is allocated, as a
+/// captured CUDA graph needs.
+///
+/// # Errors
+/// As [`tree_gdn_verify`], and outputs of another size or over an input's storage.
+pub fn tree_gdn_verify_into(
+    out: &TreeGdnOutput,
+    tree: &DeviceTree,
+    dims: GdnDims,
+    variant: Variant,
+    qkv: &Tensor,
+    gates: &Tensor,
+    state: &Tensor,
+) -> Result<()> {
+    let tensors = [("qkv", qkv), ("gates", gates), ("state", state), ("out", &out.packed)];
+    tree.check_devices(VERIFY, &tensors)?;
+    for (name, source) in &tensors[..3] {
+        expect_distinct(arg(VERIFY, name), source, &out.packed)?;
+    }
+    let op = TreeGdnVerify { batch: tree.host(), dims, variant, state: Some(Carried::new(state)) };
+    out.packed.inplace_op3(qkv, gates, &op)
+}
+
+/// One verify pass; as an allocating op the state is an operand, as an in-place op it is carried.
+struct TreeGdnVerify<'a> {
+    batch: &'a TreeBatch,
+    dims: GdnDims,
+    variant: Variant,
+    state: Option<Carried<'a>>,
+}
+
+impl TreeGdnVerify<'_> {
+    /// Both devices' checks of shapes, dtypes and slots.
+    fn check(&self, qkv: (DType, &Layout), gates: (DType, &Layout), state: (DType, &Layout)) -> Result<()> {
+        let (rows, dims) = (self.batch.rows(), self.dims);
+        arg(VERIFY, "qkv").float(qkv.0)?;
+        arg(VERIFY, "qkv").shape(qkv.1, &[rows, dims.qkv_width()])?;
+        arg(VERIFY, "gates").dtype(gates.0, DType::F32)?;
+        arg(VERIFY, "gates").shape(gates.1, &[rows, 2, dims.v_heads])?;
+        arg(VERIFY, "state").dtype(state.0, DType::F32)?;
+        arg(VERIFY, "state").contiguous(state.1)?;
+        let slots = arg(VERIFY, "state").shape_but_first(state.1, &[dims.v_heads, dims.dv, dims.dk])?;
+        self.batch.check_slots(VERIFY, slots).wrap()
+    }
+
+    /// The one CPU forward of both faces.
+    fn cpu(
+        &self,
+        qkv: (&CpuStorage, &Layout),
+        gates: (&CpuStorage, &Layout),
+        state: (&CpuStorage, &Layout),
+        packed: &mut [f32],
+    ) -> Result<()> {
+        let qkv = values(arg(VERIFY, "qkv"), qkv.0, qkv.1)?;
+        let gates = values(arg(VERIFY, "gates"), gates.0, gates.1)?;
+        let state = pool(arg(VERIFY, "state"), state.0, state.1)?;
+        let [o, u, g_cum] = plane_lens(self.batch.rows(), self.dims);
+        let mut planes = PlanesMut::new(packed);
+        let output = VerifyOutput { o: planes.take(o), u: planes.take(u), g_cum: planes.take(g_cum) };
+        let input = VerifyInput { qkv: &qkv, gates: &gates, state };
+        tree_gdn::cpu::verify(self.dims, self.batch, self.variant, input, output).wrap()
+    }
+
+    fn elem_count(&self) -> usize {
+        planes::elem_count(&plane_lens(self.batch.rows(), self.dims))
+    }
+}
+
+impl CustomOp3 for TreeGdnVerify<'_> {
+    fn name(&self) -> &'static str {
+        VERIFY
+    }
+
+    fn cpu_fwd(
+        &self,
+        qkv: &CpuStorage,
+        qkv_l: &Layout,
+        gates: &CpuStorage,
+        gates_l: &Layout,
+        state: &CpuStorage,
+        state_l: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.check((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), (state.dtype(), state_l))?;
+        let mut packed = vec![0f32; self.elem_count()];
+        self.cpu((qkv, qkv_l), (gates, gates_l), (state, state_l), &mut packed)?;
+        let shape = packed.len().into();
+        Ok((CpuStorage::F32(packed), shape))
+    }
+}
+
+impl InplaceOp3 for TreeGdnVerify<'_> {
+    fn name(&self) -> &'static str {
+        VERIFY
+    }
+
+    fn cpu_fwd(
+        &self,
+        out: &mut CpuStorage,
+        out_l: &Layout,
+        qkv: &CpuStorage,
+        qkv_l: &Layout,
+        gates: &CpuStorage,
+        gates_l: &Layout,
+    ) -> Result<()> {
+        let Some(state) = &self.state else {
+            return arg(VERIFY, "state")
+                .refuse(format_args!("a pool carried by the op"), format_args!("none"));
+        };
+        self.check((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), (state.dtype(), state.layout()))?;
+        arg(VERIFY, "out").shape(out_l, &[self.elem_count()])?;
+        let packed = pool_mut(arg(VERIFY, "out"), out, out_l)?;
+        let state = (state.cpu(arg(VERIFY, "state"))?, state.layout());
+        self.cpu((qkv, qkv_l), (gates, gates_l), state, packed)
+    }
+}
+
+/// Commits the accepted paths into the pool, in place; slots that no path names keep every bit.
+///
+/// `state` the contiguous f32 pool `[slots, Hv, Dv, Dk]`; `verified`, `qkv`, `gates` and `variant` are verify's.
+///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DeviceTree, DraftTree, GdnDims, TreeBatch, Variant};
+/// use canopy_candle::{tree_gdn_commit, tree_gdn_verify};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let (dev, dims) = (Device::Cpu, GdnDims::new(1, 1, 2, 2).unwrap());
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0]]).unwrap(), &dev)?;
+/// let tree = DeviceTree::new(batch, &dev)?;
+/// let qkv = Tensor::new(&[[1f32, 0., 1., 0., 3., 4.], [1., 0., 0., 1., 5., 6.]], &dev)?;
+/// let gates = Tensor::new(&[[[0f32], [1.]], [[0.], [1.]]], &dev)?;
+/// let state = Tensor::zeros((1, 1, 2, 2), DType::F32, &dev)?;
+/// let verified = tree_gdn_verify(&tree, dims, Variant::Walk, &qkv, &gates, &state)?;
+/// tree_gdn_commit(&state, &paths, dims, Variant::Walk, &verified, &qkv, &gates)?;
+/// // The root's key is e_0: its value (3, 4) now lies in column 0 of the state, nothing else does.
+/// let s = state.flatten_all()?.to_vec1::<f32>()?;
+/// assert!((s[0] - 3.).abs() < 1e-4 && (s[2] - 4.).abs() < 1e-4 && s[1] == 0. && s[3] == 0.);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or a source that shares
+/// the pool's storage.
 pub fn tree_gdn_commit(
     state: &Tensor,
     paths: &DevicePaths,
@@ -40,6 +242,60 @@ pub fn tree_gdn_commit(
     qkv: &Tensor,
     gates: &Tensor,
 ) -> Result<()> {
-    let _ = (state, paths, dims, variant, verified, qkv, gates);
-    unimplemented!()
+    let tensors = [("state", state), ("verified", &verified.packed), ("qkv", qkv), ("gates", gates)];
+    paths.check_devices(COMMIT, &tensors)?;
+    for (name, source) in &tensors[1..] {
+        expect_distinct(arg(COMMIT, name), source, state)?;
+    }
+    let op = TreeGdnCommit { paths, dims, variant, gates: Carried::new(gates) };
+    state.inplace_op3(&verified.packed, qkv, &op)
+}
+
+/// The accepted paths' update of the pool; the gates are carried because an in-place op has two sources.
+struct TreeGdnCommit<'a> {
+    paths: &'a DevicePaths,
+    dims: GdnDims,
+    variant: Variant,
+    gates: Carried<'a>,
+}
+
+impl TreeGdnCommit<'_> {
+    /// Both devices' checks of shapes, dtypes and slots.
+    fn check(&self, state: (DType, &Layout), packed: &Layout, qkv: (DType, &Layout)) -> Result<()> {
+        let (rows, dims) = (self.paths.batch_rows(), self.dims);
+        arg(COMMIT, "state").dtype(state.0, DType::F32)?;
+        arg(COMMIT, "state").contiguous(state.1)?;
+        let slots = arg(COMMIT, "state").shape_but_first(state.1, &[dims.v_heads, dims.dv, dims.dk])?;
+        self.paths.check_slots(COMMIT, slots)?;
+        arg(COMMIT, "verified").shape(packed, &[planes::elem_count(&plane_lens(rows, dims))])?;
+        arg(COMMIT, "qkv").float(qkv.0)?;
+        arg(COMMIT, "qkv").shape(qkv.1, &[rows, dims.qkv_width()])?;
+        arg(COMMIT, "gates").dtype(self.gates.dtype(), DType::F32)?;
+        arg(COMMIT, "gates").shape(self.gates.layout(), &[rows, 2, dims.v_heads])
+    }
+}
+
+impl InplaceOp3 for TreeGdnCommit<'_> {
+    fn name(&self) -> &'static str {
+        COMMIT
+    }
+
+    fn cpu_fwd(
+        &self,
+        state: &mut CpuStorage,
+        state_l: &Layout,
+        packed: &CpuStorage,
+        packed_l: &Layout,
+        qkv: &CpuStorage,
+        qkv_l: &Layout,
+    ) -> Result<()> {
+        self.check((state.dtype(), state_l), packed_l, (qkv.dtype(), qkv_l))?;
+        let state = pool_mut(arg(COMMIT, "state"), state, state_l)?;
+        let packed = pool(arg(COMMIT, "verified"), packed, packed_l)?;
+        let qkv = values(arg(COMMIT, "qkv"), qkv, qkv_l)?;
+        let gates = self.gates.values(arg(COMMIT, "gates"))?;
+        let [_, u, g_cum] = planes::ranges(plane_lens(self.paths.batch_rows(), self.dims));
+        let tape = Tape { qkv: &qkv, gates: &gates, u: &packed[u], g_cum: &packed[g_cum] };
+        tree_gdn::cpu::commit(self.dims, self.paths.host(), self.variant, tape, state).wrap()
+    }
 }

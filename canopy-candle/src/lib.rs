@@ -1,13 +1,17 @@
 //! canopy's kernels as candle custom ops.
 
 mod attention;
+mod check;
 mod conv;
 mod gates;
 mod gdn;
 mod glue;
 mod kv;
 mod linear;
+mod planes;
+mod slices;
 mod tree;
+mod wrap;
 
 pub use attention::{block_attention, tree_attention};
 pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
@@ -15,7 +19,7 @@ pub use canopy_kernels::tree_gdn::{Solve, Variant};
 pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
 pub use conv::{tree_conv, tree_conv_commit};
 pub use gates::gates;
-pub use gdn::{TreeGdnOutput, tree_gdn_commit, tree_gdn_verify};
+pub use gdn::{TreeGdnOutput, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into};
 pub use glue::{
     NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, rms_norm, swiglu,
 };

@@ -1,36 +1,199 @@
 //! The product over packed weights as an op.
 
-use candle_core::{Device, Result, Tensor};
+use std::sync::Arc;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+use canopy_kernels::linear::cpu::{self as kernel, PackedWeight};
+use half::bf16;
+
+use crate::check::{Arg, arg};
+use crate::planes::{self, PlaneViews, PlanesMut};
+use crate::slices::{Carried, storage_from, typed, values};
+use crate::tree::check_devices;
+use crate::wrap::WrapKernelErr;
+
+const OP: &str = "packed-linear";
 
 /// One or several weight matrices with the same input, read once for all rows. On the CPU bf16 weights stay
-/// bf16, activations are f32, and a row's bits do not depend on the number of rows.
+/// bf16, activations are f32, and a row's bits do not depend on the number of rows. On other devices it is candle's
+/// matrix product in the weights' dtype.
+///
+/// Clones share the weights.
+///
+/// ```
+/// use canopy_candle::PackedLinear;
+/// use candle_core::{Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let (a, b) = (Tensor::new(&[[1f32, 2.], [3., 4.]], &dev)?, Tensor::new(&[[5f32, 6.]], &dev)?);
+/// let linear = PackedLinear::new(&[&a, &b], &dev)?;
+/// let y = linear.forward(&Tensor::new(&[[1f32, 1.]], &dev)?)?;
+/// assert_eq!(y[0].to_vec2::<f32>()?, [[3., 7.]]);
+/// assert_eq!(y[1].to_vec2::<f32>()?, [[11.]]);
+/// assert_eq!(linear.lookup(&[2, 0])?.to_vec2::<f32>()?, [[5., 6.], [1., 2.]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PackedLinear {
-    _private: (),
+    inputs: usize,
+    outputs: Arc<[usize]>,
+    weights: Weights,
+    device: Device,
+}
+
+#[derive(Clone, Debug)]
+enum Weights {
+    Packed(Arc<PackedWeight>),
+    Plain(Arc<[Tensor]>),
 }
 
 impl PackedLinear {
-    /// `weights` are `[out_i, in]`, bf16 or f32, all of one dtype, on any device.
+    /// `weights` are `[out_i, in]`, bf16, f16 or f32, all of one dtype, on any device. f16 is kept as f32 on the CPU.
+    ///
+    /// # Errors
+    /// No weight, a weight that is not a matrix, or weights of different widths or dtypes.
     pub fn new(weights: &[&Tensor], device: &Device) -> Result<Self> {
-        let _ = (weights, device);
-        unimplemented!()
+        let weight = arg(OP, "weights");
+        let Some(first) = weights.first() else {
+            return weight.refuse(format_args!("at least one matrix"), format_args!("none"));
+        };
+        weight.float(first.dtype())?;
+        let &[_, inputs] = first.dims() else {
+            return weight.refuse(format_args!("[out, in]"), format_args!("{:?}", first.dims()));
+        };
+        let mut outputs = Vec::with_capacity(weights.len());
+        for part in weights {
+            outputs.push(weight.shape_but_first(part.layout(), &[inputs])?);
+            weight.dtype(part.dtype(), first.dtype())?;
+        }
+        let parts = weights.iter().map(|part| part.to_device(device)).collect::<Result<Vec<_>>>()?;
+        let weights = match device {
+            Device::Cpu => Weights::Packed(Arc::new(pack(weight, inputs, &parts)?)),
+            _ => Weights::Plain(parts.into()),
+        };
+        Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone() })
     }
 
-    /// `x` `[rows, in]` -> one contiguous `[rows, out_i]` per weight.
+    /// Input width.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Output width of every weight.
+    pub fn outputs(&self) -> &[usize] {
+        &self.outputs
+    }
+
+    /// `x` `[rows, in]`, f32, bf16 or f16 in any layout -> one contiguous `[rows, out_i]` per weight, in x's dtype.
+    ///
+    /// # Errors
+    /// Another width, a dtype that is not a float, or another device.
     pub fn forward(&self, x: &Tensor) -> Result<Vec<Tensor>> {
-        let _ = x;
-        unimplemented!()
+        let rows = self.check(x)?;
+        let weight = match &self.weights {
+            Weights::Packed(weight) => weight,
+            Weights::Plain(parts) => return parts.iter().map(|part| plain_product(x, part)).collect(),
+        };
+        let pack = x.apply_op1_no_bwd(&Product { weight, outputs: &self.outputs })?;
+        let mut views = PlaneViews::new(&pack);
+        self.outputs.iter().map(|&out| views.take((rows, out))).collect()
     }
 
     /// The only output of a single-weight product.
+    ///
+    /// # Errors
+    /// As [`Self::forward`], and when there are several weights.
     pub fn forward_one(&self, x: &Tensor) -> Result<Tensor> {
-        let _ = x;
-        unimplemented!()
+        if self.outputs.len() != 1 {
+            let got = format_args!("{}", self.outputs.len());
+            return arg(OP, "weights").refuse(format_args!("one for forward_one"), got);
+        }
+        let rows = self.check(x)?;
+        match &self.weights {
+            Weights::Packed(weight) => {
+                let pack = x.apply_op1_no_bwd(&Product { weight, outputs: &self.outputs })?;
+                pack.reshape((rows, self.outputs[0]))
+            }
+            Weights::Plain(parts) => plain_product(x, &parts[0]),
+        }
     }
 
-    /// Rows of the matrix by index, f32 on the CPU: an embedding lookup over tied weights. `[ids, in]`.
+    /// Rows of the (stacked) matrix by index, f32 on the CPU: an embedding lookup over tied weights. `[ids, in]`.
+    ///
+    /// # Errors
+    /// An index at or past the number of rows.
     pub fn lookup(&self, ids: &[u32]) -> Result<Tensor> {
-        let _ = ids;
-        unimplemented!()
+        let total = self.outputs.iter().sum::<usize>();
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= total) {
+            return arg(OP, "ids").refuse(format_args!("below {total}"), format_args!("{id}"));
+        }
+        match &self.weights {
+            Weights::Packed(weight) => {
+                let mut rows = vec![0f32; ids.len() * self.inputs];
+                for (&id, row) in ids.iter().zip(rows.chunks_exact_mut(self.inputs)) {
+                    weight.row(id as usize, row);
+                }
+                Tensor::from_vec(rows, (ids.len(), self.inputs), &Device::Cpu)
+            }
+            Weights::Plain(parts) => {
+                let ids = Tensor::new(ids, &self.device)?;
+                Tensor::cat(parts, 0)?.index_select(&ids, 0)
+            }
+        }
+    }
+
+    /// Checks the input; returns its rows.
+    fn check(&self, x: &Tensor) -> Result<usize> {
+        check_devices(OP, &self.device, &[("x", x)])?;
+        arg(OP, "x").float(x.dtype())?;
+        arg(OP, "x").shape_but_first(x.layout(), &[self.inputs])
+    }
+}
+
+/// Packs CPU matrices; bf16 stays bf16.
+fn pack(weight: Arg, inputs: usize, parts: &[Tensor]) -> Result<PackedWeight> {
+    let carried = parts.iter().map(Carried::new).collect::<Vec<_>>();
+    if parts[0].dtype() == DType::BF16 {
+        let slice = |part: &'_ Carried<'_>| match part.cpu(weight)? {
+            CpuStorage::BF16(data) => Ok(typed::<bf16>(data, part.layout())),
+            other => bail!("{OP}: weights, expected: BF16, got: {:?}", other.dtype()),
+        };
+        let slices = carried.iter().map(slice).collect::<Result<Vec<_>>>()?;
+        let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
+        return PackedWeight::from_bf16(inputs, &slices).wrap();
+    }
+    let slices = carried.iter().map(|part| part.values(weight)).collect::<Result<Vec<_>>>()?;
+    let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
+    PackedWeight::from_f32(inputs, &slices).wrap()
+}
+
+/// candle's product in the weight's dtype, the result in the input's.
+fn plain_product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    x.to_dtype(weight.dtype())?.matmul(&weight.t()?)?.to_dtype(x.dtype())
+}
+
+/// All outputs as planes of one allocation.
+struct Product<'a> {
+    weight: &'a PackedWeight,
+    outputs: &'a [usize],
+}
+
+impl CustomOp1 for Product<'_> {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let rows = layout.dims()[0];
+        let lens = self.outputs.iter().map(|out| rows * out).collect::<Vec<_>>();
+        let dtype = x.dtype();
+        let x = values(arg(OP, "x"), x, layout)?;
+        let mut pack = vec![0f32; planes::elem_count(&lens)];
+        let mut planes = PlanesMut::new(&mut pack);
+        let mut outs = lens.iter().map(|&len| planes.take(len)).collect::<Vec<_>>();
+        kernel::forward(self.weight, &x, &mut outs).wrap()?;
+        let shape = pack.len().into();
+        Ok((storage_from(pack, dtype), shape))
     }
 }

@@ -1,42 +1,125 @@
 //! Trees and paths on a device, prepared once per round.
 
-use candle_core::{Device, Result};
+use candle_core::{Device, Result, Tensor, bail};
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
+use crate::check::arg;
+
 /// A [`TreeBatch`] ready for a device's kernels.
+///
+/// ```
+/// use canopy_candle::{DeviceTree, DraftTree, TreeBatch};
+/// use candle_core::Device;
+///
+/// let tree = DraftTree::new(vec![-1, 0, 0]).unwrap();
+/// let tree = DeviceTree::new(TreeBatch::single(tree, 0), &Device::Cpu)?;
+/// assert_eq!(tree.host().rows(), 3);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DeviceTree {
     host: TreeBatch,
+    device: Device,
 }
 
 impl DeviceTree {
     /// Copies what the device's kernels read.
+    ///
+    /// # Errors
+    /// On a device that canopy has no kernels for (metal).
     pub fn new(batch: TreeBatch, device: &Device) -> Result<Self> {
-        let _ = device;
-        Ok(Self { host: batch })
+        supported("device tree", device)?;
+        Ok(Self { host: batch, device: device.clone() })
     }
 
     /// The trees themselves.
     pub fn host(&self) -> &TreeBatch {
         &self.host
     }
+
+    /// Where the trees are; every tensor of an op must be there too.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn check_devices(&self, op: &'static str, tensors: &[Named<'_>]) -> Result<()> {
+        check_devices(op, &self.device, tensors)
+    }
 }
 
 /// [`AcceptedPaths`] ready for a device's kernels.
+///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DraftTree, TreeBatch};
+/// use candle_core::Device;
+///
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0, 0]).unwrap(), 0);
+/// let paths = AcceptedPaths::new(&batch, &[vec![0, 2]]).unwrap();
+/// let paths = DevicePaths::new(paths, &Device::Cpu)?;
+/// assert_eq!(paths.host().rows(), [0, 2]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DevicePaths {
     host: AcceptedPaths,
+    device: Device,
 }
 
 impl DevicePaths {
     /// Copies what the device's kernels read.
+    ///
+    /// # Errors
+    /// On a device that canopy has no kernels for (metal).
     pub fn new(paths: AcceptedPaths, device: &Device) -> Result<Self> {
-        let _ = device;
-        Ok(Self { host: paths })
+        supported("device paths", device)?;
+        Ok(Self { host: paths, device: device.clone() })
     }
 
     /// The paths themselves.
     pub fn host(&self) -> &AcceptedPaths {
         &self.host
     }
+
+    /// Where the paths are; every tensor of an op must be there too.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn check_devices(&self, op: &'static str, tensors: &[Named<'_>]) -> Result<()> {
+        check_devices(op, &self.device, tensors)
+    }
+
+    /// N, the packed rows of the batch that the paths belong to.
+    pub(crate) fn batch_rows(&self) -> usize {
+        self.host.cu_nodes().last().copied().unwrap_or(0) as usize
+    }
+
+    /// Checks that every slot lies inside a pool of `pool_slots` slots.
+    pub(crate) fn check_slots(&self, op: &'static str, pool_slots: usize) -> Result<()> {
+        check_slots(op, self.host.slots(), pool_slots)
+    }
+}
+
+/// An argument's name and its tensor.
+pub(crate) type Named<'a> = (&'static str, &'a Tensor);
+
+/// Every slot is -1 (padding) or lies inside the pool.
+pub(crate) fn check_slots(op: &'static str, slots: &[i32], pool_slots: usize) -> Result<()> {
+    match slots.iter().find(|&&slot| slot < -1 || slot >= pool_slots as i32) {
+        None => Ok(()),
+        Some(slot) => arg(op, "slots")
+            .refuse(format_args!("below the pool's {pool_slots} slots"), format_args!("{slot}")),
+    }
+}
+
+fn supported(op: &'static str, device: &Device) -> Result<()> {
+    match device {
+        Device::Cpu | Device::Cuda(_) => Ok(()),
+        Device::Metal(_) => bail!("{op}: device, expected: CPU or CUDA, got: Metal"),
+    }
+}
+
+/// Every tensor lies on `device`.
+pub(crate) fn check_devices(op: &'static str, device: &Device, tensors: &[Named<'_>]) -> Result<()> {
+    tensors.iter().try_for_each(|&(name, tensor)| arg(op, name).device(tensor, device))
 }
