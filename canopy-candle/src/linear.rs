@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use canopy_kernels::linear::cpu::{self as kernel, PackedWeight};
-use half::bf16;
 
 use crate::check::{Arg, arg};
 use crate::planes::{self, PlaneViews, PlanesMut};
-use crate::slices::{Carried, storage_from, typed, values};
+use crate::slices::{Carried, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -132,7 +131,7 @@ impl PackedLinear {
             Weights::Packed(weight) => {
                 let mut rows = vec![0f32; ids.len() * self.inputs];
                 for (&id, row) in ids.iter().zip(rows.chunks_exact_mut(self.inputs)) {
-                    weight.row(id as usize, row);
+                    weight.row(id as usize, row).wrap()?;
                 }
                 Tensor::from_vec(rows, (ids.len(), self.inputs), &Device::Cpu)
             }
@@ -155,11 +154,7 @@ impl PackedLinear {
 fn pack(weight: Arg, inputs: usize, parts: &[Tensor]) -> Result<PackedWeight> {
     let carried = parts.iter().map(Carried::new).collect::<Vec<_>>();
     if parts[0].dtype() == DType::BF16 {
-        let slice = |part: &'_ Carried<'_>| match part.cpu(weight)? {
-            CpuStorage::BF16(data) => Ok(typed::<bf16>(data, part.layout())),
-            other => bail!("{OP}: weights, expected: BF16, got: {:?}", other.dtype()),
-        };
-        let slices = carried.iter().map(slice).collect::<Result<Vec<_>>>()?;
+        let slices = carried.iter().map(|part| part.bf16s(weight)).collect::<Result<Vec<_>>>()?;
         let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
         return PackedWeight::from_bf16(inputs, &slices).wrap();
     }

@@ -82,6 +82,14 @@ impl<'a> Carried<'a> {
     pub fn values(&self, arg: Arg) -> Result<Cow<'_, [f32]>> {
         values(arg, self.cpu(arg)?, self.layout)
     }
+
+    /// Its values when they are bf16.
+    pub fn bf16s(&self, arg: Arg) -> Result<Cow<'_, [bf16]>> {
+        match self.cpu(arg)? {
+            CpuStorage::BF16(data) => Ok(typed(data, self.layout)),
+            other => arg.refuse(format_args!("BF16"), format_args!("{:?}", other.dtype())),
+        }
+    }
 }
 
 /// Refuses two tensors over one allocation: an in-place op locks its destination for writing.
