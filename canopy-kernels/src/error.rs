@@ -124,7 +124,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Checks an element count and names the argument when it is off.
 pub(crate) fn expect_len(op: &'static str, arg: &'static str, expected: &[usize], got: usize) -> Result<()> {
-    if expected.iter().product::<usize>() == got {
+    if expected.iter().fold(1usize, |len, &size| len.saturating_mul(size)) == got {
         return Ok(());
     }
     Err(Error::Shape { op, arg, expected: expected.into(), got: Box::new([got]) })

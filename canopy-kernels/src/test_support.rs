@@ -55,3 +55,14 @@ pub(crate) fn assert_close(got: &[f32], want: &[f64], absolute: f64, relative: f
         assert!(close, "element {i}: got {got:e}, expected {want:e}");
     }
 }
+
+/// The sequence's node at `pick` and its path from the root.
+pub(crate) fn pick_path(tree: &DraftTree, pick: Index) -> Vec<usize> {
+    tree.path(pick.index(tree.len()))
+}
+
+/// Text of an error.
+#[track_caller]
+pub(crate) fn refusal<T: std::fmt::Debug>(result: crate::Result<T>) -> String {
+    result.unwrap_err().to_string()
+}

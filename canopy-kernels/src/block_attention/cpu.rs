@@ -60,16 +60,17 @@ pub fn forward(
         return value("window", "at least 1".into(), "0".into());
     }
     expect_len(OP, "context_lens", &[slots.len()], context_lens.len())?;
-    let (pools, pool_slots) = input.check(OP, dims, slots.len() * block_size, out)?;
-    let mut rows = Vec::with_capacity(slots.len() * block_size);
+    let count = slots.len().saturating_mul(*block_size);
+    let (pools, pool_slots) = input.check(OP, dims, count, out)?;
+    let mut rows = Vec::with_capacity(count);
     for (&slot, &context) in slots.iter().zip(context_lens) {
-        let Ok(slot) = usize::try_from(slot) else {
+        if slot == -1 {
             rows.resize(rows.len() + block_size, None);
             continue;
-        };
-        if slot >= pool_slots {
-            return value("slots", format!("below the pool's {pool_slots} slots"), slot.to_string());
         }
+        let Some(slot) = usize::try_from(slot).ok().filter(|&slot| slot < pool_slots) else {
+            return value("slots", format!("below the pool's {pool_slots} slots"), slot.to_string());
+        };
         let end = usize::try_from(context).ok().map(|context| context + block_size);
         let Some(end) = end.filter(|&end| end <= input.capacity) else {
             let expected = format!("0 to capacity {} - block_size {block_size}", input.capacity);

@@ -1,3 +1,29 @@
-//! Room 6: accepted rows to the front of the appended window.
+//! Room 6: after a round, the accepted rows move to the front of the appended window of a KV pool, in place.
+//!
+//! With P the sequence's prefix length and `p_0 = 0, p_1, ...` its accepted path,
+//!
+//! ```text
+//! cache[slot][P + j] = cache[slot][P + p_j]   for j = 0, 1, 2, ... in this order
+//! ```
+//!
+//! A parent comes before its child, so `p_j >= j`: no row is overwritten before it has moved.
+//!
+//! | name | shape | dtype | direction | meaning |
+//! |---|---|---|---|---|
+//! | `cache` | pool `[slots, capacity, width]` | any `Copy` | in and out | keys or values; width = Hkv D |
+//! | `prefix_lens` | `[B]` | i32 | in | committed rows before this round |
+//! | `paths` | per sequence | - | in | the accepted path, from the root down |
+//!
+//! Invariants:
+//! 1. The result is a gather from an untouched copy, in every slot and row.
+//!    (`tests::rows_move_as_if_gathered_from_a_copy`, `tests::overlapping_moves_lose_no_row`)
+//! 2. Padding sequences move nothing. (`tests::padding_moves_nothing`)
+//! 3. A wrong argument is an error that names it, and nothing has moved.
+//!    (`tests::refusals_name_the_argument_and_move_nothing`)
+//!
+//! Limits: `P + nodes <= capacity`.
+
 pub mod cpu;
 pub mod oracle;
+#[cfg(test)]
+mod tests;
