@@ -221,7 +221,7 @@ fn padding_is_zero_and_nothing_moves() {
 #[test]
 fn refusals_name_the_argument() {
     let Scene { dims, batch, x, weight, mut state } = Scene::single(2, DraftTree::chain(3).unwrap(), 0);
-    let mut out = vec![0.0; 6];
+    let mut out = [0.0; 6];
     let mut check = |x: &[f32], weight: &[f32], state: &[f32], rows: usize| {
         refusal(verify(dims, &batch, x, weight, state, &mut out[..2 * rows]))
     };
