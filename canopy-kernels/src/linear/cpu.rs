@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use super::lanes::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 pub use super::pack::PackedWeight;
-use super::pack::{Panels, Step};
-use super::tile::{Job, Output};
+use super::pack::{Bf16Step, F32Step, PANEL, Panels, Step};
+use super::portable;
+use super::tile::{Job, Kernels, Output};
 use crate::error::expect_len;
 use crate::{Error, Result};
 
@@ -13,7 +15,7 @@ use crate::{Error, Result};
 const SERIAL_WORK: usize = 1 << 16;
 
 /// Panels that a thread takes at a time when it has few rows.
-const GRAIN: usize = 4;
+const GRAIN: usize = 8;
 
 /// `outs[p] [rows, out_p] = x [rows, in] W_p^T`, f32 accumulation in one fixed order per element.
 ///
@@ -38,44 +40,44 @@ pub fn forward(weight: &PackedWeight, x: &[f32], outs: &mut [&mut [f32]]) -> Res
         outs.iter_mut().zip(weight.outputs()).map(|(out, &width)| Output::new(out, width)).collect();
     let (places, outs) = (weight.places.as_slice(), outs.as_slice());
     match &weight.panels {
-        Panels::Bf16(steps) => spread(Job { steps, places, inputs, x, rows, outs }),
-        Panels::F32(steps) => spread(Job { steps, places, inputs, x, rows, outs }),
+        Panels::Bf16(steps) => spread(&Job { kernels: bf16_kernels(), steps, places, inputs, x, rows, outs }),
+        Panels::F32(steps) => spread(&Job { kernels: f32_kernels(), steps, places, inputs, x, rows, outs }),
     }
     Ok(())
 }
 
+fn bf16_kernels() -> &'static Kernels<Bf16Step> {
+    #[cfg(target_arch = "x86_64")]
+    if avx2::available() {
+        return &avx2::BF16;
+    }
+    const { &portable::kernels() }
+}
+
+fn f32_kernels() -> &'static Kernels<F32Step> {
+    #[cfg(target_arch = "x86_64")]
+    if avx2::available() {
+        return &avx2::F32;
+    }
+    const { &portable::kernels() }
+}
+
 /// Splits the panels over the threads of the current pool.
-fn spread<S: Step>(job: Job<'_, S>) {
+fn spread<S: Step>(job: &Job<'_, S>) {
     let panels = job.places.len();
-    let work = panels * 16 * job.inputs * job.rows;
+    let work = panels * PANEL * job.inputs * job.rows;
     if work <= SERIAL_WORK || rayon::current_num_threads() == 1 {
-        return run(job, 0..panels);
+        // SAFETY: the kernels were chosen for this CPU; one thread has all panels.
+        return unsafe { job.run(0..panels) };
     }
     halve(job, 0..panels);
 }
 
-fn halve<S: Step>(job: Job<'_, S>, panels: Range<usize>) {
+fn halve<S: Step>(job: &Job<'_, S>, panels: Range<usize>) {
     if panels.len() <= GRAIN {
-        return run(job, panels);
+        // SAFETY: the kernels were chosen for this CPU; the recursion gives each panel to one call.
+        return unsafe { job.run(panels) };
     }
-    let middle = panels.start + (panels.len() / 2).next_multiple_of(GRAIN).min(panels.len() - 1);
+    let middle = panels.start + panels.len() / 2;
     rayon::join(|| halve(job, panels.start..middle), || halve(job, middle..panels.end));
-}
-
-/// These panels on this thread, on the best instruction set. The caller gives each panel to one thread only.
-fn run<S: Step>(job: Job<'_, S>, panels: Range<usize>) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: both features were just detected; each panel is given to one thread.
-        return unsafe { run_avx2(job, panels) };
-    }
-    // SAFETY: each panel is given to one thread.
-    unsafe { job.run::<Portable>(panels) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2<S: Step>(job: Job<'_, S>, panels: Range<usize>) {
-    // SAFETY: the caller gives each panel to one thread.
-    unsafe { job.run::<super::lanes::Avx2>(panels) }
 }

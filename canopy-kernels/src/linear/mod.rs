@@ -19,10 +19,12 @@
 //!
 //! Limits: at least one part, every width at least 1; zero rows give empty outputs.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 pub mod cpu;
-mod lanes;
 pub mod oracle;
 mod pack;
+mod portable;
 #[cfg(test)]
 mod tests;
 mod tile;

@@ -2,7 +2,6 @@
 
 use half::bf16;
 
-use super::lanes::Lanes;
 use crate::{Error, Result};
 
 /// Outputs of one panel.
@@ -10,8 +9,8 @@ pub(super) const PANEL: usize = 16;
 
 /// The weights of one panel's 16 outputs at one k.
 pub(super) trait Step: Copy + Send + Sync {
-    /// Outputs 0..8 and 8..16.
-    fn unpack<L: Lanes>(&self) -> [L; 2];
+    /// In output order, as f32.
+    fn widen(&self) -> [f32; PANEL];
 }
 
 /// 16 bf16: output i in the low half of word i, output i + 8 in its high half.
@@ -22,19 +21,20 @@ pub(super) struct Bf16Step([u32; 8]);
 /// 16 f32.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
-pub(super) struct F32Step([[f32; 8]; 2]);
+pub(super) struct F32Step([f32; PANEL]);
 
 impl Step for Bf16Step {
     #[inline(always)]
-    fn unpack<L: Lanes>(&self) -> [L; 2] {
-        L::unpack(&self.0)
+    fn widen(&self) -> [f32; PANEL] {
+        let bits = |o: usize| if o < 8 { self.0[o] << 16 } else { self.0[o - 8] & 0xffff_0000 };
+        std::array::from_fn(|o| f32::from_bits(bits(o)))
     }
 }
 
 impl Step for F32Step {
     #[inline(always)]
-    fn unpack<L: Lanes>(&self) -> [L; 2] {
-        [L::load(&self.0[0]), L::load(&self.0[1])]
+    fn widen(&self) -> [f32; PANEL] {
+        self.0
     }
 }
 
@@ -96,7 +96,7 @@ impl PackedWeight {
             let rows = parts[place.part][place.column * inputs..].chunks_exact(inputs).take(place.width);
             for (o, row) in rows.enumerate() {
                 for (step, &w) in panel.iter_mut().zip(row) {
-                    step.0[o / 8][o % 8] = w;
+                    step.0[o] = w;
                 }
             }
         }
@@ -148,7 +148,7 @@ impl PackedWeight {
             }
             Panels::F32(steps) => {
                 for (out, step) in out.iter_mut().zip(&steps[span]) {
-                    *out = step.0[lane / 8][lane % 8];
+                    *out = step.0[lane];
                 }
             }
         }

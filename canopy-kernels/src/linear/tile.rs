@@ -1,14 +1,37 @@
-//! The register tile and its walk over panels, inputs and rows.
+//! The walk of register tiles over panels, inputs and rows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::K_SPAN;
-use super::lanes::Lanes;
 use super::pack::{PANEL, PanelPlace, Step};
 
-/// Most rows of one tile: 12 accumulators of the 16 vector registers.
-const TILE_ROWS: usize = 6;
+/// Most rows of one tile, and most rows times panels.
+pub(super) const TILE: usize = 6;
+
+/// What one tile reads, `len` inputs of its panels and rows, and where its results go.
+pub(super) struct Span<S> {
+    /// First step of the first panel.
+    pub panels: *const S,
+    /// Steps between panels.
+    pub panel_stride: usize,
+    /// First input of the first row.
+    pub x: *const f32,
+    /// Inputs between rows.
+    pub x_stride: usize,
+    /// Inputs.
+    pub len: usize,
+    /// The sums of row r and panel p go to entry `r * P + p`; all entries are writable.
+    pub sums: [*mut [f32; PANEL]; TILE],
+}
+
+/// Computes one tile: each sum is one chain of multiply-adds from 0 over the span's inputs, upwards. May write to all
+/// of `sums`.
+pub(super) type Tile<S> = unsafe fn(&Span<S>);
+
+/// Tiles of one instruction set: entry `[r - 1][p - 1]` has r rows and p panels; every row count up to [`TILE`] has a
+/// tile of one panel.
+pub(super) struct Kernels<S: 'static>(pub [&'static [Tile<S>]; TILE]);
 
 /// A part's output buffer `[rows, width]`, shared by the threads of one product.
 #[derive(Clone, Copy)]
@@ -29,23 +52,22 @@ impl<'a> Output<'a> {
         Self { base: buffer.as_mut_ptr(), len: buffer.len(), width, life: PhantomData }
     }
 
-    /// `len` elements of `row` from `column` on.
+    /// The outputs of one panel and row.
     ///
     /// # Safety
-    /// No other live reference covers these elements.
-    #[inline(always)]
+    /// No other live reference covers them.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn slot(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
-        let start = row * self.width + column;
-        assert!(column + len <= self.width && start + len <= self.len);
+    unsafe fn slot(&self, row: usize, place: &PanelPlace) -> &mut [f32] {
+        let start = row * self.width + place.column;
+        assert!(place.column + place.width <= self.width && start + place.width <= self.len);
         // SAFETY: inside the buffer (asserted), and not aliased (the caller's promise).
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), place.width) }
     }
 }
 
 /// One product.
-#[derive(Clone, Copy)]
-pub(super) struct Job<'a, S> {
+pub(super) struct Job<'a, S: 'static> {
+    pub kernels: &'a Kernels<S>,
     pub steps: &'a [S],
     pub places: &'a [PanelPlace],
     pub inputs: usize,
@@ -58,103 +80,81 @@ impl<S: Step> Job<'_, S> {
     /// All rows of the given panels.
     ///
     /// # Safety
-    /// No other thread works on these panels of the same product.
-    #[inline(always)]
-    pub(super) unsafe fn run<L: Lanes>(&self, panels: Range<usize>) {
+    /// The CPU has the kernels' instructions, and no other thread works on these panels of the same product.
+    pub(super) unsafe fn run(&self, panels: Range<usize>) {
         let mut first = panels.start;
-        while first < panels.end {
-            let left = panels.end - first;
-            // SAFETY: the caller's promise, for each group of these panels.
-            first += unsafe {
-                match self.rows {
-                    1 if left >= 4 => self.group::<L, 4>(first),
-                    1 | 2 if left >= 3 => self.group::<L, 3>(first),
-                    1..=3 if left >= 2 => self.group::<L, 2>(first),
-                    _ => self.group::<L, 1>(first),
-                }
-            };
+        let most = if self.rows > TILE { 1 } else { self.kernels.0[self.rows - 1].len() };
+        for group in (1..=most).rev() {
+            // Each of the group's panels walks through its own contiguous part of the weights.
+            let stride = (panels.end - first) / group;
+            for panel in first..first + stride {
+                // SAFETY: the caller's promise.
+                unsafe { self.group(panel, stride, group) };
+            }
+            first += stride * group;
         }
     }
 
-    /// All rows of `P` panels; returns `P`.
-    #[inline(always)]
-    unsafe fn group<L: Lanes, const P: usize>(&self, first: usize) -> usize {
-        let tiles = self.rows.div_ceil(TILE_ROWS);
+    /// All rows of `group` panels, `stride` apart.
+    unsafe fn group(&self, first: usize, stride: usize, group: usize) {
+        let tiles = self.rows.div_ceil(TILE);
         for from in (0..self.inputs).step_by(K_SPAN) {
             let span = from..self.inputs.min(from + K_SPAN);
             for tile in 0..tiles {
-                let row = tile * self.rows / tiles;
-                let rows = (tile + 1) * self.rows / tiles - row;
+                let rows = tile * self.rows / tiles..(tile + 1) * self.rows / tiles;
                 // SAFETY: the caller's promise.
-                unsafe {
-                    match rows {
-                        1 => self.tile::<L, 1, P>(first, row, span.clone()),
-                        2 => self.tile::<L, 2, P>(first, row, span.clone()),
-                        3 => self.tile::<L, 3, P>(first, row, span.clone()),
-                        4 => self.tile::<L, 4, P>(first, row, span.clone()),
-                        5 => self.tile::<L, 5, P>(first, row, span.clone()),
-                        _ => self.tile::<L, 6, P>(first, row, span.clone()),
-                    }
-                }
+                unsafe { self.tile(rows, (first, stride, group), span.clone()) };
             }
         }
-        P
     }
 
-    /// `R` rows of `P` panels over one span of inputs.
-    #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const P: usize>(
+    /// `rows` of the panels `(first, stride, count)` over one span of inputs.
+    unsafe fn tile(
         &self,
-        first: usize,
-        row: usize,
-        span: Range<usize>,
+        rows: Range<usize>,
+        (first, stride, group): (usize, usize, usize),
+        inputs: Range<usize>,
     ) {
-        let panels: [&[S]; P] =
-            std::array::from_fn(|p| &self.steps[(first + p) * self.inputs..][span.clone()]);
-        let x: [&[f32]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.inputs..][span.clone()]);
-        let sums = dots::<L, S, R, P>(panels, x);
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (p, [low, high]) in sums.into_iter().enumerate() {
-                let place = self.places[first + p];
-                // SAFETY: this thread owns these panels' outputs, and the slice is dropped before the next.
-                let out = unsafe { self.outs[place.part].slot(row + r, place.column, place.width) };
-                keep(out, low, high, span.start > 0);
+        let (n, last) = (self.inputs, first + (group - 1) * stride);
+        assert!(last < self.places.len() && self.places.len() * n <= self.steps.len());
+        assert!(inputs.end <= n && rows.end * n <= self.x.len());
+        let mut scratch = [[0f32; PANEL]; TILE];
+        let sums = scratch.each_mut().map(|sums| sums as *mut _);
+        let mut span = Span {
+            panels: self.steps[first * n + inputs.start..].as_ptr(),
+            panel_stride: stride * n,
+            x: self.x[rows.start * n + inputs.start..].as_ptr(),
+            x_stride: n,
+            len: inputs.len(),
+            sums,
+        };
+        // SAFETY: this thread owns these panels' outputs, and the slice is dropped before the next.
+        let slot = |r: usize, p: usize| unsafe {
+            let place = &self.places[first + p * stride];
+            self.outs[place.part].slot(rows.start + r, place)
+        };
+        let add = inputs.start > 0;
+        let whole = |p: usize| !add && self.places[first + p * stride].width == PANEL;
+        for (r, p) in (0..rows.len()).flat_map(|r| (0..group).map(move |p| (r, p))) {
+            if whole(p) {
+                span.sums[r * group + p] = slot(r, p).as_mut_ptr().cast();
+            }
+        }
+        // SAFETY: the CPU has the instructions (the caller's promise); what the span reads lies in both buffers
+        // (asserted); its sums are PANEL elements each, of the outputs or of `scratch`.
+        unsafe { self.kernels.0[rows.len() - 1][group - 1](&span) };
+        for (r, p) in (0..rows.len()).flat_map(|r| (0..group).map(move |p| (r, p))) {
+            if !whole(p) {
+                keep(slot(r, p), &scratch[r * group + p], add);
             }
         }
     }
 }
 
-/// Writes or adds one panel's outputs of one row.
+/// Writes one panel's outputs of one row, or adds them to the spans before.
 #[inline(always)]
-fn keep<L: Lanes>(out: &mut [f32], low: L, high: L, add: bool) {
-    let mut padded = [0f32; PANEL];
-    let (halves, _) = padded.as_chunks_mut::<8>();
-    low.store(&mut halves[0]);
-    high.store(&mut halves[1]);
-    for (out, sum) in out.iter_mut().zip(padded) {
-        *out = if add { *out + sum } else { sum };
+fn keep(out: &mut [f32], sums: &[f32; PANEL], add: bool) {
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = if add { *out + sum } else { *sum };
     }
-}
-
-/// The sums of products of `R` rows and `P` panels, each element one chain over k upwards.
-#[inline(always)]
-fn dots<L: Lanes, S: Step, const R: usize, const P: usize>(
-    panels: [&[S]; P],
-    x: [&[f32]; R],
-) -> [[[L; 2]; P]; R] {
-    let len = x[0].len();
-    assert!(panels.iter().all(|panel| panel.len() == len) && x.iter().all(|x| x.len() == len));
-    let mut sums = [[[L::zero(); 2]; P]; R];
-    for k in 0..len {
-        for p in 0..P {
-            // SAFETY: k < len, the length of every panel.
-            let [low, high] = unsafe { panels[p].get_unchecked(k) }.unpack::<L>();
-            for r in 0..R {
-                // SAFETY: k < len, the length of every row.
-                let x = L::splat(*unsafe { x[r].get_unchecked(k) });
-                sums[r][p] = [x.mul_add(low, sums[r][p][0]), x.mul_add(high, sums[r][p][1])];
-            }
-        }
-    }
-    sums
 }
