@@ -12,7 +12,13 @@ use super::tile::{Kernels, Span, TILE};
 /// Loads one step of a panel into ymm13 and ymm12.
 macro_rules! load_bf16 {
     ($at:literal) => {
-        concat!("vmovaps ymm12, [", $at, "]\n vpslld ymm13, ymm12, 16\n vandps ymm12, ymm12, ymm14\n")
+        concat!(
+            "prefetcht0 [",
+            $at,
+            " + 2048]\n vmovaps ymm12, [",
+            $at,
+            "]\n vpslld ymm13, ymm12, 16\n vandps ymm12, ymm12, ymm14\n"
+        )
     };
 }
 

@@ -14,14 +14,66 @@ use crate::{Error, Result};
 /// Multiply-adds below which one thread does the whole product.
 const SERIAL_WORK: usize = 1 << 16;
 
-/// Panels that a thread takes at a time when it has few rows.
+/// Fewest panels of one piece of work.
 const GRAIN: usize = 8;
+
+/// Pieces of work per thread: more balance better, fewer read longer runs of weights.
+const PIECES: usize = 4;
+
+/// Which tiles compute a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Isa {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Isa {
+    /// The best of this CPU.
+    fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if avx2::available() {
+            return Self::Avx2;
+        }
+        Self::Portable
+    }
+
+    fn bf16(self) -> &'static Kernels<Bf16Step> {
+        match self {
+            Self::Portable => const { &portable::kernels() },
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => &avx2::BF16,
+        }
+    }
+
+    fn f32(self) -> &'static Kernels<F32Step> {
+        match self {
+            Self::Portable => const { &portable::kernels() },
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => &avx2::F32,
+        }
+    }
+}
 
 /// `outs[p] [rows, out_p] = x [rows, in] W_p^T`, f32 accumulation in one fixed order per element.
 ///
 /// # Errors
 /// Another number of buffers than parts, or a buffer whose length is not rows times its width.
 pub fn forward(weight: &PackedWeight, x: &[f32], outs: &mut [&mut [f32]]) -> Result<()> {
+    // SAFETY: the CPU has what it was asked for.
+    unsafe { forward_on(Isa::detect(), weight, x, outs) }
+}
+
+/// [`forward`] with the given tiles.
+///
+/// # Safety
+/// The CPU has the instructions of `isa`.
+pub(super) unsafe fn forward_on(
+    isa: Isa,
+    weight: &PackedWeight,
+    x: &[f32],
+    outs: &mut [&mut [f32]],
+) -> Result<()> {
     let op = "linear";
     let inputs = weight.inputs();
     let rows = x.len() / inputs;
@@ -40,44 +92,26 @@ pub fn forward(weight: &PackedWeight, x: &[f32], outs: &mut [&mut [f32]]) -> Res
         outs.iter_mut().zip(weight.outputs()).map(|(out, &width)| Output::new(out, width)).collect();
     let (places, outs) = (weight.places.as_slice(), outs.as_slice());
     match &weight.panels {
-        Panels::Bf16(steps) => spread(&Job { kernels: bf16_kernels(), steps, places, inputs, x, rows, outs }),
-        Panels::F32(steps) => spread(&Job { kernels: f32_kernels(), steps, places, inputs, x, rows, outs }),
+        Panels::Bf16(steps) => spread(&Job { kernels: isa.bf16(), steps, places, inputs, x, rows, outs }),
+        Panels::F32(steps) => spread(&Job { kernels: isa.f32(), steps, places, inputs, x, rows, outs }),
     }
     Ok(())
 }
 
-fn bf16_kernels() -> &'static Kernels<Bf16Step> {
-    #[cfg(target_arch = "x86_64")]
-    if avx2::available() {
-        return &avx2::BF16;
-    }
-    const { &portable::kernels() }
-}
-
-fn f32_kernels() -> &'static Kernels<F32Step> {
-    #[cfg(target_arch = "x86_64")]
-    if avx2::available() {
-        return &avx2::F32;
-    }
-    const { &portable::kernels() }
-}
-
 /// Splits the panels over the threads of the current pool.
 fn spread<S: Step>(job: &Job<'_, S>) {
-    let panels = job.places.len();
+    let (panels, threads) = (job.places.len(), rayon::current_num_threads());
     let work = panels * PANEL * job.inputs * job.rows;
-    if work <= SERIAL_WORK || rayon::current_num_threads() == 1 {
-        // SAFETY: the kernels were chosen for this CPU; one thread has all panels.
-        return unsafe { job.run(0..panels) };
-    }
-    halve(job, 0..panels);
+    let piece = if work <= SERIAL_WORK || threads == 1 { panels } else { panels.div_ceil(PIECES * threads) };
+    halve(job, 0..panels, piece.max(GRAIN));
 }
 
-fn halve<S: Step>(job: &Job<'_, S>, panels: Range<usize>) {
-    if panels.len() <= GRAIN {
+/// These panels, in pieces of at most `piece`.
+fn halve<S: Step>(job: &Job<'_, S>, panels: Range<usize>, piece: usize) {
+    if panels.len() <= piece {
         // SAFETY: the kernels were chosen for this CPU; the recursion gives each panel to one call.
         return unsafe { job.run(panels) };
     }
     let middle = panels.start + panels.len() / 2;
-    rayon::join(|| halve(job, panels.start..middle), || halve(job, middle..panels.end));
+    rayon::join(|| halve(job, panels.start..middle, piece), || halve(job, middle..panels.end, piece));
 }

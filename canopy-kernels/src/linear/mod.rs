@@ -10,12 +10,13 @@
 //! | outs[p] | `[rows, out_p]` | f32 | out | one contiguous buffer per part |
 //!
 //! Invariants:
-//! 1. Within `|in| 2^-23 sum_k |x w|` of the f64 oracle. (`tests::oracle_bound`)
-//! 2. A row's bits depend on that row and the weights only: not on the other rows, their number, the threads, the
+//! 1. The sum is in exactly that order. (`tests::sums_are_chains_in_input_order`)
+//! 2. Within `|in| 2^-23 sum_k |x w|` of the f64 oracle. (`tests::oracle_bound`)
+//! 3. A row's bits depend on that row and the weights only: not on the other rows, their number, the threads, the
 //!    stacking of parts. (`tests::rows_alone_equal_rows_together`, `tests::parts_equal_separate_weights`,
 //!    `tests::threads_do_not_change_bits`)
-//! 3. A bf16 weight acts as exactly the f32 of its bits. (`tests::bf16_weights_are_exact`)
-//! 4. A NaN or an infinity in a row stays in that row. (`tests::nan_row_stays_alone`)
+//! 4. A bf16 weight acts as exactly the f32 of its bits. (`tests::bf16_weights_are_exact`)
+//! 5. A NaN or an infinity in a row stays in that row. (`tests::nan_row_stays_alone`)
 //!
 //! Limits: at least one part, every width at least 1; zero rows give empty outputs.
 

@@ -10,14 +10,15 @@ unsafe fn dots<S: Step, const R: usize, const P: usize>(span: &Span<S>) {
     let mut tile = [[[0f32; 16]; P]; R];
     for k in 0..span.len {
         // SAFETY: k < len, which `span` covers for its P panels and R rows (the caller's promise).
-        let panel = |p: usize| unsafe { &*span.panels.add(p * span.panel_stride + k) };
+        let weights = |p: usize| unsafe { &*span.panels.add(p * span.panel_stride + k) }.widen();
         // SAFETY: as above.
-        let x: [f32; R] = std::array::from_fn(|r| unsafe { *span.x.add(r * span.x_stride + k) });
-        for p in 0..P {
-            let weights = panel(p).widen();
-            for r in 0..R {
-                for (sum, w) in tile[r][p].iter_mut().zip(weights) {
-                    *sum = mul_add::<PORTABLE_FMA>(x[r], w, *sum);
+        let input = |r: usize| unsafe { *span.x.add(r * span.x_stride + k) };
+        let weights: [_; P] = std::array::from_fn(weights);
+        for (r, row) in tile.iter_mut().enumerate() {
+            let x = input(r);
+            for (sums, weights) in row.iter_mut().zip(&weights) {
+                for (sum, &w) in sums.iter_mut().zip(weights) {
+                    *sum = mul_add::<PORTABLE_FMA>(x, w, *sum);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::cpu::{PackedWeight, forward};
+use super::cpu::{Isa, PackedWeight, forward, forward_on};
 use super::{K_SPAN, oracle};
 use crate::Error;
 
@@ -61,6 +61,60 @@ fn oracle_bound() {
                     let error = (f64::from(*got) - want).abs();
                     assert!(error <= bound, "[{outputs}, {inputs}] x {rows}: {error} > {bound}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_are_chains_in_input_order() {
+    for (outputs, inputs) in SHAPES {
+        let w = bf16s(15, outputs * inputs);
+        let weight = PackedWeight::from_bf16(inputs, &[&w]).unwrap();
+        let x = values(16, 5 * inputs);
+        let fused = cfg!(target_arch = "aarch64") || is_fused();
+        let chain =
+            |x: &[f32], w: &[bf16]| {
+                x.iter().zip(w).fold(0f32, |sum, (&x, w)| {
+                    if fused { x.mul_add(w.to_f32(), sum) } else { x * w.to_f32() + sum }
+                })
+            };
+        let dot = |x: &[f32], w: &[bf16]| {
+            let spans = x.chunks(K_SPAN).zip(w.chunks(K_SPAN)).map(|(x, w)| chain(x, w));
+            spans.reduce(|sum, span| sum + span).unwrap()
+        };
+        let want: Vec<f32> =
+            x.chunks(inputs).flat_map(|x| w.chunks(inputs).map(move |w| dot(x, w))).collect();
+        assert_bits(&one(&weight, &x), &want, &format!("[{outputs}, {inputs}]"));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_fused() -> bool {
+    super::avx2::available()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_fused() -> bool {
+    false
+}
+
+#[test]
+fn portable_tiles_agree() {
+    for (outputs, inputs) in SHAPES {
+        let w = bf16s(17, outputs * inputs);
+        let wide: Vec<f32> = w.iter().map(|w| w.to_f32()).collect();
+        let x = values(18, 13 * inputs);
+        for weight in [PackedWeight::from_bf16(inputs, &[&w]), PackedWeight::from_f32(inputs, &[&wide])] {
+            let weight = weight.unwrap();
+            for rows in [1, 2, 3, 4, 5, 6, 13] {
+                let (x, best) = (&x[..rows * inputs], one(&weight, &x[..rows * inputs]));
+                let mut portable = vec![f32::NAN; rows * outputs];
+                // SAFETY: every CPU has the portable tiles.
+                unsafe { forward_on(Isa::Portable, &weight, x, &mut [&mut portable]) }.unwrap();
+                let bound = inputs as f32 * 2f32.powi(-23) * inputs as f32;
+                let differs = best.iter().zip(&portable).any(|(a, b)| (a - b).abs() > bound);
+                assert!(!differs && portable.iter().all(|y| y.is_finite()), "[{outputs}, {inputs}] x {rows}");
             }
         }
     }

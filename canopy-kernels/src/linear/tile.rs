@@ -9,6 +9,9 @@ use super::pack::{PANEL, PanelPlace, Step};
 /// Most rows of one tile, and most rows times panels.
 pub(super) const TILE: usize = 6;
 
+/// Bytes of panels that many rows pass over together: half of a small first cache.
+const NEAR_BYTES: usize = 16 << 10;
+
 /// What one tile reads, `len` inputs of its panels and rows, and where its results go.
 pub(super) struct Span<S> {
     /// First step of the first panel.
@@ -32,6 +35,14 @@ pub(super) type Tile<S> = unsafe fn(&Span<S>);
 /// Tiles of one instruction set: entry `[r - 1][p - 1]` has r rows and p panels; every row count up to [`TILE`] has a
 /// tile of one panel.
 pub(super) struct Kernels<S: 'static>(pub [&'static [Tile<S>]; TILE]);
+
+/// Panels `first, first + stride, ..`, `count` of them, in one tile.
+#[derive(Clone, Copy)]
+struct Group {
+    first: usize,
+    stride: usize,
+    count: usize,
+}
 
 /// A part's output buffer `[rows, width]`, shared by the threads of one product.
 #[derive(Clone, Copy)]
@@ -82,40 +93,51 @@ impl<S: Step> Job<'_, S> {
     /// # Safety
     /// The CPU has the kernels' instructions, and no other thread works on these panels of the same product.
     pub(super) unsafe fn run(&self, panels: Range<usize>) {
+        if self.rows > TILE {
+            // SAFETY: the caller's promise.
+            return unsafe { self.many_rows(panels) };
+        }
         let mut first = panels.start;
-        let most = if self.rows > TILE { 1 } else { self.kernels.0[self.rows - 1].len() };
-        for group in (1..=most).rev() {
-            // Each of the group's panels walks through its own contiguous part of the weights.
-            let stride = (panels.end - first) / group;
+        for count in (1..=self.kernels.0[self.rows - 1].len()).rev() {
+            // Each of a group's panels walks through its own contiguous part of the weights.
+            let stride = (panels.end - first) / count;
             for panel in first..first + stride {
-                // SAFETY: the caller's promise.
-                unsafe { self.group(panel, stride, group) };
+                for span in self.spans() {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.tile(0..self.rows, Group { first: panel, stride, count }, span) };
+                }
             }
-            first += stride * group;
+            first += stride * count;
         }
     }
 
-    /// All rows of `group` panels, `stride` apart.
-    unsafe fn group(&self, first: usize, stride: usize, group: usize) {
+    /// Tiles of one panel, in an order that keeps a few panels and one tile's inputs in the first cache.
+    unsafe fn many_rows(&self, panels: Range<usize>) {
         let tiles = self.rows.div_ceil(TILE);
-        for from in (0..self.inputs).step_by(K_SPAN) {
-            let span = from..self.inputs.min(from + K_SPAN);
-            for tile in 0..tiles {
-                let rows = tile * self.rows / tiles..(tile + 1) * self.rows / tiles;
-                // SAFETY: the caller's promise.
-                unsafe { self.tile(rows, (first, stride, group), span.clone()) };
+        let depth = (NEAR_BYTES / (self.inputs.min(K_SPAN) * size_of::<S>())).max(1);
+        for from in panels.clone().step_by(depth) {
+            for span in self.spans() {
+                for tile in 0..tiles {
+                    let rows = tile * self.rows / tiles..(tile + 1) * self.rows / tiles;
+                    for first in from..panels.end.min(from + depth) {
+                        let group = Group { first, stride: 1, count: 1 };
+                        // SAFETY: the caller's promise.
+                        unsafe { self.tile(rows.clone(), group, span.clone()) };
+                    }
+                }
             }
         }
     }
 
-    /// `rows` of the panels `(first, stride, count)` over one span of inputs.
-    unsafe fn tile(
-        &self,
-        rows: Range<usize>,
-        (first, stride, group): (usize, usize, usize),
-        inputs: Range<usize>,
-    ) {
-        let (n, last) = (self.inputs, first + (group - 1) * stride);
+    fn spans(&self) -> impl Iterator<Item = Range<usize>> {
+        let inputs = self.inputs;
+        (0..inputs).step_by(K_SPAN).map(move |from| from..inputs.min(from + K_SPAN))
+    }
+
+    /// `rows` of one group of panels over one span of inputs.
+    unsafe fn tile(&self, rows: Range<usize>, group: Group, inputs: Range<usize>) {
+        let Group { first, stride, count } = group;
+        let (n, last) = (self.inputs, first + (count - 1) * stride);
         assert!(last < self.places.len() && self.places.len() * n <= self.steps.len());
         assert!(inputs.end <= n && rows.end * n <= self.x.len());
         let mut scratch = [[0f32; PANEL]; TILE];
@@ -135,17 +157,17 @@ impl<S: Step> Job<'_, S> {
         };
         let add = inputs.start > 0;
         let whole = |p: usize| !add && self.places[first + p * stride].width == PANEL;
-        for (r, p) in (0..rows.len()).flat_map(|r| (0..group).map(move |p| (r, p))) {
+        for (r, p) in (0..rows.len()).flat_map(|r| (0..count).map(move |p| (r, p))) {
             if whole(p) {
-                span.sums[r * group + p] = slot(r, p).as_mut_ptr().cast();
+                span.sums[r * count + p] = slot(r, p).as_mut_ptr().cast();
             }
         }
         // SAFETY: the CPU has the instructions (the caller's promise); what the span reads lies in both buffers
         // (asserted); its sums are PANEL elements each, of the outputs or of `scratch`.
-        unsafe { self.kernels.0[rows.len() - 1][group - 1](&span) };
-        for (r, p) in (0..rows.len()).flat_map(|r| (0..group).map(move |p| (r, p))) {
+        unsafe { self.kernels.0[rows.len() - 1][count - 1](&span) };
+        for (r, p) in (0..rows.len()).flat_map(|r| (0..count).map(move |p| (r, p))) {
             if !whole(p) {
-                keep(slot(r, p), &scratch[r * group + p], add);
+                keep(slot(r, p), &scratch[r * count + p], add);
             }
         }
     }
