@@ -1,25 +1,29 @@
 //! Scores, softmax and weighted sums over register tiles of queries and keys. The tile's size never shows in a
 //! result: every sum has its own accumulator and its own order.
 
-use std::array::from_fn;
 use std::ops::Range;
 
 use super::{Head, Sight};
 use crate::math::{exp, mul_add};
 
 /// f32 lanes of a vector.
-pub(super) const LANES: usize = 8;
+const LANES: usize = 8;
+/// Keys, or values, that stay in the L1 cache while every query of a pass reads them.
+pub(super) const KEYS: usize = 24;
 
+// Plain loops over the lanes, no closures: what is not inlined would lose the caller's instruction set.
 type Vector = [f32; LANES];
 
 #[inline(always)]
-fn fma<const FMA: bool>(a: Vector, b: Vector, c: Vector) -> Vector {
-    from_fn(|lane| mul_add::<FMA>(a[lane], b[lane], c[lane]))
+fn fma<const FMA: bool>(a: &Vector, b: &Vector, c: &mut Vector) {
+    for lane in 0..LANES {
+        c[lane] = mul_add::<FMA>(a[lane], b[lane], c[lane]);
+    }
 }
 
 /// The sum of the lanes, neighbours first.
 #[inline(always)]
-fn sum(v: Vector) -> f32 {
+fn sum(v: &Vector) -> f32 {
     ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
 }
 
@@ -53,13 +57,15 @@ impl<'a> Table<'a> {
         row[first / LANES * LANES..end.next_multiple_of(LANES)].as_chunks_mut().0
     }
 
+    /// One query's entries at `positions`.
     #[inline(always)]
-    fn at(&mut self, query: usize, position: usize) -> &mut f32 {
-        &mut self.data[query * self.stride + position - self.base]
+    fn row(&mut self, query: usize, positions: &Range<usize>) -> &mut [f32] {
+        let start = query * self.stride + positions.start - self.base;
+        &mut self.data[start..][..positions.len()]
     }
 }
 
-/// Fills in the scores of `queries` against the keys at `positions`.
+/// Fills in the scores of `queries` against the keys at `positions`, at most [`KEYS`] of them.
 #[inline(always)]
 pub(super) fn score<const FMA: bool>(
     keys: Head<'_>,
@@ -68,76 +74,98 @@ pub(super) fn score<const FMA: bool>(
     queries: &[&[f32]],
     mut table: Table<'_>,
 ) {
+    let mut rows: [&[f32]; KEYS] = [&[]; KEYS];
+    for (row, p) in rows.iter_mut().zip(positions.clone()) {
+        *row = keys.row(pool_row(p));
+    }
+    let rows = &rows[..positions.len()];
     let (fours, rest) = queries.as_chunks::<4>();
-    for (tile, queries) in fours.iter().enumerate() {
-        score_tile::<FMA, 4, 2>(keys, &pool_row, positions.clone(), queries, table.from(4 * tile));
-    }
     let (twos, ones) = rest.as_chunks::<2>();
-    for (tile, queries) in twos.iter().enumerate() {
-        score_tile::<FMA, 2, 4>(
-            keys,
-            &pool_row,
-            positions.clone(),
-            queries,
-            table.from(4 * fours.len() + 2 * tile),
-        );
+    for (tile, queries) in fours.iter().enumerate() {
+        score_tile::<FMA, 4, 3>(rows, queries, &positions, table.from(4 * tile));
     }
-    for queries in ones.as_chunks::<1>().0 {
-        let table = table.from(4 * fours.len() + 2 * twos.len());
-        score_tile::<FMA, 1, 8>(keys, &pool_row, positions.clone(), queries, table);
+    for queries in twos {
+        score_tile::<FMA, 2, 4>(rows, queries, &positions, table.from(4 * fours.len()));
+    }
+    for query in ones {
+        score_tile::<FMA, 1, 8>(rows, &[query], &positions, table.from(4 * fours.len() + 2 * twos.len()));
     }
 }
 
 #[inline(always)]
 fn score_tile<const FMA: bool, const Q: usize, const K: usize>(
-    keys: Head<'_>,
-    pool_row: impl Fn(usize) -> usize,
-    positions: Range<usize>,
+    rows: &[&[f32]],
     queries: &[&[f32]; Q],
+    positions: &Range<usize>,
     mut table: Table<'_>,
 ) {
-    let scale = (keys.dim as f32).powf(-0.5);
-    let mut p = positions.start;
-    while p + K <= positions.end {
-        let scores = dots::<FMA, Q, K>(queries, from_fn(|k| keys.row(pool_row(p + k))));
-        for (query, scores) in scores.iter().enumerate() {
-            for (k, score) in scores.iter().enumerate() {
-                *table.at(query, p + k) = score * scale;
+    let scale = (queries[0].len() as f32).powf(-0.5);
+    let (whole, rest) = rows.as_chunks::<K>();
+    for (tile, rows) in whole.iter().enumerate() {
+        let scores = dots::<FMA, Q, K>(queries, rows);
+        for query in 0..Q {
+            let row = &mut table.row(query, positions)[tile * K..][..K];
+            for k in 0..K {
+                row[k] = scores[query][k] * scale;
             }
         }
-        p += K;
     }
-    for p in p..positions.end {
-        let scores = dots::<FMA, Q, 1>(queries, [keys.row(pool_row(p))]);
-        for (query, [score]) in scores.iter().enumerate() {
-            *table.at(query, p) = score * scale;
+    for (row, at) in rest.iter().zip(whole.len() * K..) {
+        let scores = dots::<FMA, Q, 1>(queries, &[row]);
+        for query in 0..Q {
+            table.row(query, positions)[at] = scores[query][0] * scale;
         }
     }
 }
 
 /// The dot products of Q queries and K keys, each in 8 lanes.
 #[inline(always)]
-fn dots<const FMA: bool, const Q: usize, const K: usize>(q: &[&[f32]; Q], k: [&[f32]; K]) -> [[f32; K]; Q] {
-    let q = q.map(|q| q.as_chunks::<LANES>());
-    let k = k.map(|k| k.as_chunks::<LANES>());
+fn dots<const FMA: bool, const Q: usize, const K: usize>(q: &[&[f32]; Q], k: &[&[f32]; K]) -> [[f32; K]; Q] {
+    let (mut q_lanes, mut k_lanes): ([&[Vector]; Q], [&[Vector]; K]) = ([&[]; Q], [&[]; K]);
+    let vectors = k[0].len() / LANES;
+    for i in 0..Q {
+        q_lanes[i] = &q[i].as_chunks().0[..vectors];
+    }
+    for j in 0..K {
+        k_lanes[j] = &k[j].as_chunks().0[..vectors];
+    }
     let mut lanes = [[[0f32; LANES]; K]; Q];
-    let vectors = q[0].0.len();
-    let (q_vectors, k_vectors) = (q.map(|q| &q.0[..vectors]), k.map(|k| &k.0[..vectors]));
     for v in 0..vectors {
+        let mut key = [[0f32; LANES]; K];
+        for j in 0..K {
+            key[j] = k_lanes[j][v];
+        }
+        for i in 0..Q {
+            let query = q_lanes[i][v];
+            for j in 0..K {
+                fma::<FMA>(&query, &key[j], &mut lanes[i][j]);
+            }
+        }
+    }
+    if vectors * LANES < k[0].len() {
         for i in 0..Q {
             for j in 0..K {
-                lanes[i][j] = fma::<FMA>(q_vectors[i][v], k_vectors[j][v], lanes[i][j]);
+                lanes[i][j] =
+                    add_rest::<FMA>(&q[i][vectors * LANES..], &k[j][vectors * LANES..], lanes[i][j]);
             }
         }
     }
+    let mut dots = [[0f32; K]; Q];
     for i in 0..Q {
         for j in 0..K {
-            for (lane, (q, k)) in q[i].1.iter().zip(k[j].1).enumerate() {
-                lanes[i][j][lane] = mul_add::<FMA>(*q, *k, lanes[i][j][lane]);
-            }
+            dots[i][j] = sum(&lanes[i][j]);
         }
     }
-    lanes.map(|row| row.map(sum))
+    dots
+}
+
+/// The products behind the last whole vector, each in its lane. By value, so that the lanes stay in registers.
+#[inline(never)]
+fn add_rest<const FMA: bool>(q: &[f32], k: &[f32], mut lanes: Vector) -> Vector {
+    for ((lane, q), k) in lanes.iter_mut().zip(q).zip(k) {
+        *lane = mul_add::<FMA>(*q, *k, *lane);
+    }
+    lanes
 }
 
 /// Scores to weights that sum to 1, in place. An entry of minus infinity becomes 0.
@@ -145,21 +173,25 @@ fn dots<const FMA: bool, const Q: usize, const K: usize>(q: &[&[f32]; Q], k: [&[
 pub(super) fn softmax<const FMA: bool>(scores: &mut [Vector]) {
     let mut largest = [f32::NEG_INFINITY; LANES];
     for score in scores.iter() {
-        largest = from_fn(|lane| if score[lane] > largest[lane] { score[lane] } else { largest[lane] });
+        for lane in 0..LANES {
+            largest[lane] = if score[lane] > largest[lane] { score[lane] } else { largest[lane] };
+        }
     }
     let largest = largest.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
     let mut total = [0f32; LANES];
     for score in scores.iter_mut() {
-        *score = score.map(|score| exp::<FMA>(score - largest));
-        total = from_fn(|lane| total[lane] + score[lane]);
+        for lane in 0..LANES {
+            score[lane] = exp::<FMA>(score[lane] - largest);
+            total[lane] += score[lane];
+        }
     }
-    let factor = 1.0 / sum(total);
-    for score in scores.iter_mut() {
-        *score = score.map(|weight| weight * factor);
+    let factor = 1.0 / sum(&total);
+    for weight in scores.as_flattened_mut() {
+        *weight *= factor;
     }
 }
 
-/// Adds weight times value of `positions` to the outputs, position by position.
+/// Adds weight times value of `positions`, at most [`KEYS`] of them, to the outputs, position by position.
 #[inline(always)]
 pub(super) fn mix<const FMA: bool>(
     values: Head<'_>,
@@ -168,55 +200,65 @@ pub(super) fn mix<const FMA: bool>(
     outs: &mut [&mut [f32]],
     mut table: Table<'_>,
 ) {
+    let mut rows: [&[f32]; KEYS] = [&[]; KEYS];
+    for (row, p) in rows.iter_mut().zip(positions.clone()) {
+        *row = values.row(pool_row(p));
+    }
+    let rows = &rows[..positions.len()];
     let (fours, rest) = outs.as_chunks_mut::<4>();
-    let four = fours.len();
-    for (tile, outs) in fours.iter_mut().enumerate() {
-        mix_tile::<FMA, 4, 2>(values, &pool_row, positions.clone(), outs, table.from(4 * tile));
-    }
     let (twos, ones) = rest.as_chunks_mut::<2>();
-    let two = twos.len();
-    for (tile, outs) in twos.iter_mut().enumerate() {
-        mix_tile::<FMA, 2, 4>(values, &pool_row, positions.clone(), outs, table.from(4 * four + 2 * tile));
+    let (four, two) = (4 * fours.len(), 2 * twos.len());
+    for (tile, outs) in fours.iter_mut().enumerate() {
+        mix_tile::<FMA, 4, 2>(rows, outs, &positions, table.from(4 * tile));
     }
-    for outs in ones.as_chunks_mut::<1>().0 {
-        mix_tile::<FMA, 1, 8>(values, &pool_row, positions.clone(), outs, table.from(4 * four + 2 * two));
+    for outs in twos {
+        mix_tile::<FMA, 2, 4>(rows, outs, &positions, table.from(four));
+    }
+    for out in ones.as_chunks_mut::<1>().0 {
+        mix_tile::<FMA, 1, 8>(rows, out, &positions, table.from(four + two));
     }
 }
 
 /// Q outputs, V vectors of each at a time; what is left of the width goes element by element.
 #[inline(always)]
 fn mix_tile<const FMA: bool, const Q: usize, const V: usize>(
-    values: Head<'_>,
-    pool_row: impl Fn(usize) -> usize,
-    positions: Range<usize>,
+    rows: &[&[f32]],
     outs: &mut [&mut [f32]; Q],
+    positions: &Range<usize>,
     mut table: Table<'_>,
 ) {
-    let whole = values.dim / (V * LANES) * (V * LANES);
-    for first in (0..whole).step_by(V * LANES) {
-        let tile = |row: &[f32]| -> [Vector; V] {
-            let vectors = row[first..][..V * LANES].as_chunks().0;
-            from_fn(|v| vectors[v])
-        };
-        let mut lanes: [[Vector; V]; Q] = from_fn(|i| tile(outs[i]));
-        for p in positions.clone() {
-            let value = tile(values.row(pool_row(p)));
-            for (i, lanes) in lanes.iter_mut().enumerate() {
-                let weight = [*table.at(i, p); LANES];
-                for (lanes, value) in lanes.iter_mut().zip(value) {
-                    *lanes = fma::<FMA>(weight, value, *lanes);
+    let mut weights = [[0f32; KEYS]; Q];
+    for query in 0..Q {
+        weights[query][..rows.len()].copy_from_slice(table.row(query, positions));
+    }
+    let mut row_tiles: [&[[Vector; V]]; KEYS] = [&[]; KEYS];
+    for (tiles, row) in row_tiles.iter_mut().zip(rows) {
+        *tiles = row.as_chunks().0.as_chunks().0;
+    }
+    let tiles = outs[0].len() / (V * LANES);
+    for tile in 0..tiles {
+        let mut lanes = [[[0f32; LANES]; V]; Q];
+        for i in 0..Q {
+            lanes[i] = outs[i].as_chunks().0.as_chunks().0[tile];
+        }
+        for (p, row) in row_tiles[..rows.len()].iter().enumerate() {
+            let value = row[tile];
+            for i in 0..Q {
+                let weight = [weights[i][p]; LANES];
+                for v in 0..V {
+                    fma::<FMA>(&weight, &value[v], &mut lanes[i][v]);
                 }
             }
         }
-        for (out, lanes) in outs.iter_mut().zip(lanes) {
-            out[first..][..V * LANES].copy_from_slice(lanes.as_flattened());
+        for i in 0..Q {
+            outs[i].as_chunks_mut().0.as_chunks_mut().0[tile] = lanes[i];
         }
     }
-    for (i, out) in outs.iter_mut().enumerate() {
-        for p in positions.clone() {
-            let (weight, value) = (*table.at(i, p), values.row(pool_row(p)));
-            for (out, value) in out[whole..].iter_mut().zip(&value[whole..]) {
-                *out = mul_add::<FMA>(weight, *value, *out);
+    let whole = tiles * V * LANES;
+    for (out, weights) in outs.iter_mut().zip(&weights) {
+        for (row, weight) in rows.iter().zip(weights) {
+            for (out, value) in out[whole..].iter_mut().zip(&row[whole..]) {
+                *out = mul_add::<FMA>(*weight, *value, *out);
             }
         }
     }

@@ -16,12 +16,10 @@ use rayon::prelude::*;
 
 use crate::AttnDims;
 use crate::math::vectorised;
-use kernels::{Table, exact, mix, score, softmax};
+use kernels::{KEYS, Table, exact, mix, score, softmax};
 
 /// Queries that share one pass over the keys: their scores stay in the L2 cache.
 const QUERIES: usize = 24;
-/// Keys, or values, that stay in the L1 cache while every query of a pass reads them.
-const KEYS: usize = 16;
 /// Fewer multiply-adds than this are done before another thread has woken.
 const PARALLEL_WORK: usize = 1 << 20;
 
@@ -154,7 +152,7 @@ fn run_body<const FMA: bool>(pools: &Pools<'_>, pass: &mut Pass<'_>, scores: &mu
         score::<FMA>(keys, |p| p, positions, queries, table.from(0));
     }
     for (row, sight) in rows.iter().enumerate() {
-        for positions in around(sight, &common) {
+        for positions in around(sight, &common).iter().flat_map(blocks) {
             let queries = &queries[row * group..][..group];
             score::<FMA>(keys, |p| sight.pool_row(p), positions, queries, table.from(row * group));
         }
@@ -167,16 +165,18 @@ fn run_body<const FMA: bool>(pools: &Pools<'_>, pass: &mut Pass<'_>, scores: &mu
     outs.iter_mut().for_each(|out| out.fill(0.0));
     for (row, sight) in rows.iter().enumerate() {
         let outs = &mut outs[row * group..][..group];
-        let positions = around(sight, &common)[0].clone();
-        mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(row * group));
+        for positions in blocks(&around(sight, &common)[0]) {
+            mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(row * group));
+        }
     }
     for positions in blocks(&common) {
         mix::<FMA>(values, |p| p, positions, outs, table.from(0));
     }
     for (row, sight) in rows.iter().enumerate() {
         let outs = &mut outs[row * group..][..group];
-        let positions = around(sight, &common)[1].clone();
-        mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(row * group));
+        for positions in blocks(&around(sight, &common)[1]) {
+            mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(row * group));
+        }
     }
 
     for (query, (q, out)) in queries.iter().zip(outs).enumerate() {
