@@ -70,7 +70,7 @@ impl<'a> Table<'a> {
 pub(super) fn score<const FMA: bool>(
     keys: Head<'_>,
     pool_row: impl Fn(usize) -> usize,
-    positions: Range<usize>,
+    positions: &Range<usize>,
     queries: &[&[f32]],
     mut table: Table<'_>,
 ) {
@@ -82,13 +82,13 @@ pub(super) fn score<const FMA: bool>(
     let (fours, rest) = queries.as_chunks::<4>();
     let (twos, ones) = rest.as_chunks::<2>();
     for (tile, queries) in fours.iter().enumerate() {
-        score_tile::<FMA, 4, 3>(rows, queries, &positions, table.from(4 * tile));
+        score_tile::<FMA, 4, 3>(rows, queries, positions, table.from(4 * tile));
     }
     for queries in twos {
-        score_tile::<FMA, 2, 4>(rows, queries, &positions, table.from(4 * fours.len()));
+        score_tile::<FMA, 2, 4>(rows, queries, positions, table.from(4 * fours.len()));
     }
     for query in ones {
-        score_tile::<FMA, 1, 8>(rows, &[query], &positions, table.from(4 * fours.len() + 2 * twos.len()));
+        score_tile::<FMA, 1, 8>(rows, &[query], positions, table.from(4 * fours.len() + 2 * twos.len()));
     }
 }
 
@@ -196,7 +196,7 @@ pub(super) fn softmax<const FMA: bool>(scores: &mut [Vector]) {
 pub(super) fn mix<const FMA: bool>(
     values: Head<'_>,
     pool_row: impl Fn(usize) -> usize,
-    positions: Range<usize>,
+    positions: &Range<usize>,
     outs: &mut [&mut [f32]],
     mut table: Table<'_>,
 ) {
@@ -209,13 +209,13 @@ pub(super) fn mix<const FMA: bool>(
     let (twos, ones) = rest.as_chunks_mut::<2>();
     let (four, two) = (4 * fours.len(), 2 * twos.len());
     for (tile, outs) in fours.iter_mut().enumerate() {
-        mix_tile::<FMA, 4, 2>(rows, outs, &positions, table.from(4 * tile));
+        mix_tile::<FMA, 4, 2>(rows, outs, positions, table.from(4 * tile));
     }
     for outs in twos {
-        mix_tile::<FMA, 2, 4>(rows, outs, &positions, table.from(four));
+        mix_tile::<FMA, 2, 4>(rows, outs, positions, table.from(four));
     }
     for out in ones.as_chunks_mut::<1>().0 {
-        mix_tile::<FMA, 1, 8>(rows, out, &positions, table.from(four + two));
+        mix_tile::<FMA, 1, 8>(rows, out, positions, table.from(four + two));
     }
 }
 

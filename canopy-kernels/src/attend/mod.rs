@@ -145,45 +145,55 @@ fn run_body<const FMA: bool>(pools: &Pools<'_>, pass: &mut Pass<'_>, scores: &mu
     let group = queries.len() / rows.len();
     let keys = pools.head(pools.keys, rows[0].slot, *kv_head);
     let values = pools.head(pools.values, rows[0].slot, *kv_head);
-    let common = common(rows);
     let mut table = Table::new(scores, queries.len(), span(rows));
+    let parts = parts(rows, group);
 
-    for positions in blocks(&common) {
-        score::<FMA>(keys, |p| p, positions, queries, table.from(0));
-    }
-    for (row, sight) in rows.iter().enumerate() {
-        for positions in around(sight, &common).iter().flat_map(blocks) {
-            let queries = &queries[row * group..][..group];
-            score::<FMA>(keys, |p| sight.pool_row(p), positions, queries, table.from(row * group));
-        }
+    for Part { sight, heads, positions } in &parts {
+        let queries = &queries[heads.clone()];
+        score::<FMA>(keys, |p| sight.pool_row(p), positions, queries, table.from(heads.start));
     }
     for query in 0..queries.len() {
         let sight = &rows[query / group];
         softmax::<FMA>(table.lanes(query, sight.first..sight.end));
     }
-
     outs.iter_mut().for_each(|out| out.fill(0.0));
-    for (row, sight) in rows.iter().enumerate() {
-        let outs = &mut outs[row * group..][..group];
-        for positions in blocks(&around(sight, &common)[0]) {
-            mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(row * group));
-        }
+    for Part { sight, heads, positions } in &parts {
+        let outs = &mut outs[heads.clone()];
+        mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(heads.start));
     }
-    for positions in blocks(&common) {
-        mix::<FMA>(values, |p| p, positions, outs, table.from(0));
-    }
-    for (row, sight) in rows.iter().enumerate() {
-        let outs = &mut outs[row * group..][..group];
-        for positions in blocks(&around(sight, &common)[1]) {
-            mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(row * group));
-        }
-    }
-
     for (query, (q, out)) in queries.iter().zip(outs).enumerate() {
         if !out.iter().all(|value| value.is_finite()) {
             exact(keys, values, &rows[query / group], q, out);
         }
     }
+}
+
+/// At most [`KEYS`] positions that the `heads` of a pass see at the pool rows of `sight`.
+struct Part<'a> {
+    sight: Sight<'a>,
+    heads: Range<usize>,
+    positions: Range<usize>,
+}
+
+/// All that the rows of a pass see, every head's positions in ascending order. The positions that every row sees at
+/// the pool row of their own number are shared: their keys and values are read once per part.
+fn parts<'a>(rows: &[Sight<'a>], group: usize) -> Vec<Part<'a>> {
+    let common = common(rows);
+    let mut parts = Vec::new();
+    let mut push = |sight, heads: Range<usize>, positions: Range<usize>| {
+        for first in positions.clone().step_by(KEYS) {
+            let positions = first..positions.end.min(first + KEYS);
+            parts.push(Part { sight, heads: heads.clone(), positions });
+        }
+    };
+    for (row, sight) in rows.iter().enumerate() {
+        push(*sight, row * group..(row + 1) * group, sight.first..common.start.min(sight.end));
+    }
+    push(rows[0], 0..rows.len() * group, common.clone());
+    for (row, sight) in rows.iter().enumerate() {
+        push(*sight, row * group..(row + 1) * group, common.end.max(sight.first)..sight.end);
+    }
+    parts
 }
 
 /// The positions that every row sees, each at the pool row of its own number; empty when there are none.
@@ -197,14 +207,4 @@ fn common(rows: &[Sight<'_>]) -> Range<usize> {
 fn span(rows: &[Sight<'_>]) -> Range<usize> {
     let first = rows.iter().map(|sight| sight.first).min().unwrap_or(0);
     first..rows.iter().map(|sight| sight.end).max().unwrap_or(0)
-}
-
-/// What `sight` sees before and after `common`.
-fn around(sight: &Sight<'_>, common: &Range<usize>) -> [Range<usize>; 2] {
-    [sight.first..common.start.min(sight.end), common.end.max(sight.first)..sight.end]
-}
-
-fn blocks(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = range.end;
-    range.clone().step_by(KEYS).map(move |first| first..end.min(first + KEYS))
 }
