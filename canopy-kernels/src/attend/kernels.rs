@@ -103,17 +103,17 @@ fn score_tile<const FMA: bool, const Q: usize, const K: usize>(
     let (whole, rest) = rows.as_chunks::<K>();
     for (tile, rows) in whole.iter().enumerate() {
         let scores = dots::<FMA, Q, K>(queries, rows);
-        for query in 0..Q {
+        for (query, scores) in scores.iter().enumerate() {
             let row = &mut table.row(query, positions)[tile * K..][..K];
             for k in 0..K {
-                row[k] = scores[query][k] * scale;
+                row[k] = scores[k] * scale;
             }
         }
     }
     for (row, at) in rest.iter().zip(whole.len() * K..) {
         let scores = dots::<FMA, Q, 1>(queries, &[row]);
-        for query in 0..Q {
-            table.row(query, positions)[at] = scores[query][0] * scale;
+        for (query, [score]) in scores.iter().enumerate() {
+            table.row(query, positions)[at] = score * scale;
         }
     }
 }
@@ -228,8 +228,8 @@ fn mix_tile<const FMA: bool, const Q: usize, const V: usize>(
     mut table: Table<'_>,
 ) {
     let mut weights = [[0f32; KEYS]; Q];
-    for query in 0..Q {
-        weights[query][..rows.len()].copy_from_slice(table.row(query, positions));
+    for (query, weights) in weights.iter_mut().enumerate() {
+        weights[..rows.len()].copy_from_slice(table.row(query, positions));
     }
     let mut row_tiles: [&[[Vector; V]]; KEYS] = [&[]; KEYS];
     for (tiles, row) in row_tiles.iter_mut().zip(rows) {

@@ -17,8 +17,10 @@
 //! Invariants:
 //! 1. The result is a gather from an untouched copy, in every slot and row.
 //!    (`tests::rows_move_as_if_gathered_from_a_copy`, `tests::overlapping_moves_lose_no_row`)
-//! 2. Padding sequences move nothing. (`tests::padding_moves_nothing`)
-//! 3. A wrong argument is an error that names it, and nothing has moved.
+//! 2. A row after the accepted path attends over the keys that serial decoding would have left.
+//!    (`tests::attention_after_a_compaction_equals_serial_decoding`)
+//! 3. Padding sequences move nothing. (`tests::padding_moves_nothing`)
+//! 4. A wrong argument is an error that names it, and nothing has moved.
 //!    (`tests::refusals_name_the_argument_and_move_nothing`)
 //!
 //! Limits: `P + nodes <= capacity`.

@@ -5,8 +5,9 @@ use proptest::sample::Index;
 
 use super::cpu::compact;
 use super::oracle;
-use crate::test_support::{arb_batch, pick_path, refusal};
-use crate::{AcceptedPaths, DraftTree, TreeBatch};
+use crate::test_support::{arb_batch, bits, pick_path, refusal, values};
+use crate::tree_attention::cpu::{AttentionInput, verify};
+use crate::{AcceptedPaths, AttnDims, DraftTree, TreeBatch};
 
 const SLOTS: usize = 5;
 
@@ -55,6 +56,40 @@ fn overlapping_moves_lose_no_row() {
         }
         assert_eq!((&moved[..12], &moved[20..]), (&cache[..12], &cache[20..]));
     }
+}
+
+/// What compaction is for: a row after the accepted path sees the very keys that serial decoding would have left.
+#[test]
+fn attention_after_a_compaction_equals_serial_decoding() {
+    let (dims, prefix, capacity) = (AttnDims::new(4, 2, 16).unwrap(), 5, 40);
+    let tree = DraftTree::random(30, 2).unwrap();
+    let path = tree.path(29);
+    let pool = capacity * dims.kv_width();
+    let (keys, vals) = (values(1, pool, 1.0), values(2, pool, 1.0));
+    let paths = AcceptedPaths::new(&TreeBatch::single(tree, 0), std::slice::from_ref(&path)).unwrap();
+    let compacted = |pool: &[f32]| {
+        let mut pool = pool.to_vec();
+        compact(&paths, &[prefix], dims.kv_width(), capacity, &mut pool).unwrap();
+        pool
+    };
+    let serial = |pool: &[f32]| {
+        let mut seen: Vec<usize> = (0..prefix as usize).collect();
+        seen.extend(path.iter().map(|node| prefix as usize + node));
+        let row = |row: usize| pool[row * dims.kv_width()..(row + 1) * dims.kv_width()].to_vec();
+        let mut rows: Vec<f32> = seen.into_iter().flat_map(row).collect();
+        rows.resize(pool.len(), f32::NAN);
+        rows
+    };
+    // The next round's root is the last accepted row again: its key lies in both caches.
+    let (q, root) = (values(3, dims.q_width(), 1.0), prefix + path.len() as i32 - 1);
+    let attend = |k_cache: &[f32], v_cache: &[f32]| {
+        let mut out = vec![0.0; q.len()];
+        let input = AttentionInput { q: &q, k_cache, v_cache, capacity };
+        let batch = TreeBatch::single(DraftTree::chain(1).unwrap(), 0);
+        verify(dims, &batch, &[root], input, &mut out).unwrap();
+        bits(&out)
+    };
+    assert_eq!(attend(&compacted(&keys), &compacted(&vals)), attend(&serial(&keys), &serial(&vals)));
 }
 
 #[test]

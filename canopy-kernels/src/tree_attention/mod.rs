@@ -27,7 +27,8 @@
 //!    threads (`tests::threads_do_not_change_bits`).
 //! 3. A NaN or an infinity that a row cannot see changes no bit of it.
 //!    (`tests::what_a_row_cannot_see_never_reaches_it`)
-//! 4. One that it sees gives what float64 gives. (`tests::a_visible_nonfinite_number_does_what_float64_says`)
+//! 4. One that it sees gives what float64 gives. (`tests::a_visible_nonfinite_number_does_what_float64_says`,
+//!    `tests::a_vanishing_weight_times_infinity_is_float64s`)
 //! 5. Padding sequences give zeros, and nothing is read for them. (`tests::padding_is_zero_and_reads_nothing`)
 //! 6. A wrong argument is an error that names it. (`tests::refusals_name_the_argument`)
 //!

@@ -199,6 +199,26 @@ proptest! {
     }
 }
 
+/// A weight below f32 but not below float64 times infinity is infinite; one below float64 too gives NaN.
+#[test]
+fn a_vanishing_weight_times_infinity_is_float64s() {
+    let dims = AttnDims::new(1, 1, 4).unwrap();
+    for (score, want) in
+        [(-20.0f32, f32::INFINITY), (-150.0, f32::INFINITY), (-700.0, f32::INFINITY), (-800.0, f32::NAN)]
+    {
+        let mut scene = Scene::single(dims, DraftTree::chain(1).unwrap(), 1, 0);
+        scene.q = vec![2.0, 0.0, 0.0, 0.0];
+        let (far, near) = (scene.pool_row(0, 0), scene.pool_row(0, 1));
+        scene.keys[far.clone()].copy_from_slice(&[score, 0.0, 0.0, 0.0]);
+        scene.keys[near.clone()].fill(0.0);
+        scene.values[far].copy_from_slice(&[f32::INFINITY, 1.0, 2.0, 3.0]);
+        scene.values[near].copy_from_slice(&[4.0, 5.0, 6.0, 7.0]);
+        let out = scene.run();
+        assert_eq!(bits(&out[..1]), bits(&[want]), "score {score}");
+        assert_close(&out, &scene.oracle(), BOUND, 1e-6);
+    }
+}
+
 #[test]
 fn plain_decoding_equals_verifying_the_chain() {
     for prefix in [0, 1, 7, 8, 100] {
