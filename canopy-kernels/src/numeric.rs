@@ -1,9 +1,10 @@
 //! Arithmetic in one fixed order: sums over eight lanes, fused multiply-adds, whatever the instruction set.
 
-use std::ops::{Add, AddAssign, Mul, MulAssign, Neg, Sub, SubAssign};
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
-/// Lanes of every sum: element `i` is added in lane `i % 8`, the lanes are added at the end in a fixed tree.
-pub(crate) const LANES: usize = 8;
+mod lanes;
+
+pub(crate) use lanes::{LANES, Lanes, Simd, dispatch};
 
 /// The scalar that a CPU forward computes in.
 pub(crate) trait Real:
@@ -16,12 +17,15 @@ pub(crate) trait Real:
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
+    + Div<Output = Self>
     + Neg<Output = Self>
     + AddAssign
     + SubAssign
     + MulAssign
     + 'static
 {
+    /// Eight of them in the registers of an instruction set.
+    type Lanes<S: Simd>: Lanes<Self>;
     /// 0.
     const ZERO: Self;
     /// 1.
@@ -34,11 +38,14 @@ pub(crate) trait Real:
     fn fma(self, b: Self, c: Self) -> Self;
     /// `e^self`.
     fn exp(self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
 }
 
 macro_rules! real {
-    ($float:ty) => {
+    ($float:ty, $lanes:ty) => {
         impl Real for $float {
+            type Lanes<S: Simd> = $lanes;
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             #[inline(always)]
@@ -57,75 +64,131 @@ macro_rules! real {
             fn exp(self) -> Self {
                 self.exp()
             }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
         }
     };
 }
-real!(f32);
-real!(f64);
+real!(f32, S::F32);
+real!(f64, [f64; LANES]);
 
 /// Work whose body is compiled once per instruction set. `run` must be `#[inline(always)]`.
 pub(crate) trait Kernel {
     /// Does the work.
-    fn run(self);
+    fn run<S: Simd>(self);
 }
 
-/// Runs a kernel with the widest instruction set of this machine. Every set gives the same bits.
-pub(crate) fn dispatch(kernel: impl Kernel) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma")]
-        fn wide(kernel: impl Kernel) {
-            kernel.run();
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: both features were just found on this machine.
-            return unsafe { wide(kernel) };
-        }
-    }
-    kernel.run();
-}
-
+/// `[row . a, row . b]` of `R` rows `[R, a.len()]`. A row's sums do not depend on how many rows run side by side;
+/// five keep the multiply-adders of a core busy. `TAIL`: the length is no multiple of the lanes.
 #[inline(always)]
-fn lane_sum<T: Real>(l: [T; LANES]) -> T {
-    ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
-}
-
-/// `(row . a, row . b)` of `R` rows, all as long as `a`. A row's sums do not depend on `R`.
-#[inline(always)]
-pub(crate) fn dots<T: Real, const R: usize>(rows: [&[T]; R], a: &[T], b: &[T]) -> ([T; R], [T; R]) {
-    let (mut sum_a, mut sum_b) = ([[T::ZERO; LANES]; R], [[T::ZERO; LANES]; R]);
-    let ((a_lanes, a_rest), (b_lanes, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let row_lanes = rows.map(|row| &row[..a.len()].as_chunks::<LANES>().0[..a_lanes.len()]);
-    let b_lanes = &b_lanes[..a_lanes.len()];
+fn dots<S: Simd, T: Real, const R: usize, const TAIL: bool>(
+    rows: &[T],
+    a: &[T],
+    b: &[T],
+    out: &mut [[T; 2]],
+) {
+    let width = a.len();
+    assert!(rows.len() == R * width && b.len() == width && out.len() == R);
+    let zero = T::Lanes::<S>::zero();
+    let mut sums = [[zero; 2]; R];
+    let (a_lanes, b_lanes) = (lanes(a), lanes(b));
     for (i, (x, y)) in a_lanes.iter().zip(b_lanes).enumerate() {
-        for r in 0..R {
-            let s = &row_lanes[r][i];
-            for lane in 0..LANES {
-                sum_a[r][lane] = s[lane].fma(x[lane], sum_a[r][lane]);
-                sum_b[r][lane] = s[lane].fma(y[lane], sum_b[r][lane]);
-            }
+        let (x, y) = (T::Lanes::<S>::load(x), T::Lanes::<S>::load(y));
+        for (r, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: i < width / LANES and r < R, so the lanes end at or before R * width, asserted above.
+            let s = T::Lanes::<S>::load(unsafe { &*rows.as_ptr().add(r * width + i * LANES).cast() });
+            *sum = [s.fma(x, sum[0]), s.fma(y, sum[1])];
         }
     }
-    for r in 0..R {
-        let rest = &rows[r][a.len() - a_rest.len()..];
-        for (lane, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
-            sum_a[r][lane] = rest[lane].fma(*x, sum_a[r][lane]);
-            sum_b[r][lane] = rest[lane].fma(*y, sum_b[r][lane]);
+    if TAIL {
+        let whole = a_lanes.len() * LANES;
+        let (x, y) = (T::Lanes::<S>::load_part(&a[whole..]), T::Lanes::<S>::load_part(&b[whole..]));
+        for (r, sum) in sums.iter_mut().enumerate() {
+            let s = T::Lanes::<S>::load_part(&rows[r * width + whole..(r + 1) * width]);
+            *sum = [s.fma(x, sum[0]), s.fma(y, sum[1])];
         }
     }
-    (sum_a.map(lane_sum), sum_b.map(lane_sum))
+    for (out, [a, b]) in out.iter_mut().zip(sums) {
+        *out = T::Lanes::<S>::sum2(a, b);
+    }
+}
+
+/// `[row . a, row . b]` of every row of `rows` `[n, a.len()]`.
+#[inline(always)]
+pub(crate) fn row_dots<S: Simd, T: Real>(rows: &[T], a: &[T], b: &[T], out: &mut [[T; 2]]) {
+    if a.len().is_multiple_of(LANES) {
+        grouped_dots::<S, T, false>(rows, a, b, out);
+    } else {
+        grouped_dots::<S, T, true>(rows, a, b, out);
+    }
+}
+
+#[inline(always)]
+fn grouped_dots<S: Simd, T: Real, const TAIL: bool>(rows: &[T], a: &[T], b: &[T], out: &mut [[T; 2]]) {
+    let width = a.len();
+    let mut groups = rows.chunks_exact(5 * width);
+    let mut outs = out.chunks_exact_mut(5);
+    for (group, out) in (&mut groups).zip(&mut outs) {
+        dots::<S, T, 5, TAIL>(group, a, b, out);
+    }
+    let (rows, out) = (groups.remainder(), outs.into_remainder());
+    let (three, rest) = rows.split_at(if rows.len() >= 3 * width { 3 * width } else { 0 });
+    let (out3, out) = out.split_at_mut(three.len() / width);
+    if !three.is_empty() {
+        dots::<S, T, 3, TAIL>(three, a, b, out3);
+    }
+    for (row, out) in rest.chunks_exact(width).zip(out.chunks_exact_mut(1)) {
+        dots::<S, T, 1, TAIL>(row, a, b, out);
+    }
 }
 
 /// `x . y` in the lane order.
 #[inline(always)]
-pub(crate) fn dot<T: Real>(x: &[T], y: &[T]) -> T {
-    dots([x], y, y).0[0]
+pub(crate) fn dot<S: Simd, T: Real>(x: &[T], y: &[T]) -> T {
+    let mut out = [[T::ZERO; 2]];
+    row_dots::<S, T>(x, y, y, &mut out);
+    out[0][0]
 }
 
-/// `out += factor * x`, element by element, each rounded once.
 #[inline(always)]
-pub(crate) fn axpy<T: Real>(factor: T, x: &[T], out: &mut [T]) {
-    for (out, &x) in out.iter_mut().zip(x) {
-        *out = x.fma(factor, *out);
+fn lanes<T>(x: &[T]) -> &[[T; LANES]] {
+    x.as_chunks().0
+}
+
+/// Zeros that start at a cache line, so that no vector load of a row straddles two.
+#[derive(Default)]
+pub(crate) struct Aligned<T> {
+    buffer: Vec<T>,
+    start: usize,
+}
+
+impl<T: Real> Aligned<T> {
+    const LINE: usize = 64;
+
+    /// `len` zeros.
+    pub(crate) fn new(len: usize) -> Self {
+        let spare = Self::LINE / size_of::<T>();
+        let buffer = vec![T::ZERO; len + spare];
+        // `align_offset` may decline to answer; any start is right, this one is fast.
+        let start = buffer.as_ptr().align_offset(Self::LINE).min(spare);
+        Self { buffer, start }
+    }
+}
+
+impl<T> std::ops::Deref for Aligned<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        &self.buffer[self.start..]
+    }
+}
+
+impl<T> std::ops::DerefMut for Aligned<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.buffer[self.start..]
     }
 }

@@ -1,12 +1,14 @@
-//! CPU forward: checks, one task per sequence and value head, the two variants.
+//! CPU forward: checks, then one task per sequence and value head.
 
 use rayon::prelude::*;
 
 use super::{Tape, Variant, VerifyInput, VerifyOutput};
 use crate::error::{Result, expect_len};
-use crate::numeric::{Kernel, dispatch};
+use crate::numeric::{Kernel, Real, Simd, dispatch};
 use crate::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 
+mod closed_form;
+pub(super) mod system;
 mod unit;
 mod walk;
 
@@ -22,7 +24,7 @@ const PARALLEL_FROM: usize = 1 << 19;
 /// zero.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] or [`crate::Error::Value`] naming the argument whose size does not fit.
+/// [`crate::Error::Shape`] or [`crate::Error::Value`] naming the argument that does not fit.
 pub fn verify(
     dims: GdnDims,
     batch: &TreeBatch,
@@ -30,34 +32,11 @@ pub fn verify(
     input: VerifyInput<'_>,
     output: VerifyOutput<'_>,
 ) -> Result<()> {
+    variant.check(VERIFY)?;
     check_verify(dims, batch, &input, &output)?;
-    if variant != Variant::Walk {
-        let wanted = format!("{variant:?}");
-        return Err(crate::Error::Unsupported { op: VERIFY, wanted, built: "walk" });
-    }
-    let parallel = batch.rows() * dims.state_len() >= PARALLEL_FROM;
-    let live = batch.iter().filter(|(_, _, slot)| slot.is_some());
-    let rows = live.flat_map(|(first, tree, _)| first..first + tree.len());
-    let units = UnitRows::new(dims, input.qkv, rows);
     cumulate(dims, batch, input.gates, output.g_cum);
-
-    let mut o_heads = split_heads(dims, batch, output.o);
-    let mut u_heads = split_heads(dims, batch, output.u);
-    let mut tasks = Vec::new();
-    for (first, tree, slot) in batch.iter().collect::<Vec<_>>().into_iter().rev() {
-        for v_head in (0..dims.v_heads).rev() {
-            let (mut o, mut u) = (o_heads.pop().unwrap_or_default(), u_heads.pop().unwrap_or_default());
-            let Some(slot) = slot else {
-                o.iter_mut().chain(&mut u).for_each(|row| row.fill(0.0));
-                continue;
-            };
-            let state =
-                &input.state[slot * dims.state_len()..][v_head * dims.dv * dims.dk..][..dims.dv * dims.dk];
-            let head = Head { dims, first, tree, v_head, qkv: input.qkv, gates: input.gates, units: &units };
-            tasks.push(HeadVerify { head, state, o, u });
-        }
-    }
-    run_all(tasks, parallel);
+    let planes = Planes { qkv: input.qkv, gates: input.gates };
+    verify_in(dims, batch, variant, planes, input.state, [output.o, output.u]);
     Ok(())
 }
 
@@ -65,7 +44,7 @@ pub fn verify(
 /// taped pseudo-values, Solve evaluates the closed form.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] or [`crate::Error::Value`] naming the argument whose size does not fit.
+/// [`crate::Error::Shape`] or [`crate::Error::Value`] naming the argument that does not fit.
 pub fn commit(
     dims: GdnDims,
     paths: &AcceptedPaths,
@@ -73,99 +52,164 @@ pub fn commit(
     tape: Tape<'_>,
     state: &mut [f32],
 ) -> Result<()> {
+    variant.check(COMMIT)?;
     check_commit(dims, paths, &tape, state)?;
-    if variant != Variant::Walk {
-        let wanted = format!("{variant:?}");
-        return Err(crate::Error::Unsupported { op: COMMIT, wanted, built: "walk" });
+    commit_in(dims, paths, variant, Planes { qkv: tape.qkv, gates: tape.gates }, tape.u, state);
+    Ok(())
+}
+
+/// This round's rows: `qkv` `[N, 2 Hk Dk + Hv Dv]` and `gates` `[N, 2, Hv]`.
+#[derive(Clone, Copy)]
+pub(super) struct Planes<'a, T> {
+    pub(super) qkv: &'a [T],
+    pub(super) gates: &'a [T],
+}
+
+/// [`verify`] in any precision, sizes checked; `out` is `[o, u]`.
+pub(super) fn verify_in<T: Real>(
+    dims: GdnDims,
+    batch: &TreeBatch,
+    variant: Variant,
+    planes: Planes<'_, T>,
+    state: &[T],
+    out: [&mut [T]; 2],
+) {
+    let live = batch.iter().filter(|(_, _, slot)| slot.is_some());
+    let rows = live.flat_map(|(first, tree, _)| first..first + tree.len());
+    let units = UnitRows::new(dims, planes.qkv, rows);
+    let [o, u] = out.map(|plane| split_heads(dims, batch, plane));
+    let mut heads = o.into_iter().zip(u);
+    let mut tasks = Vec::with_capacity(heads.len());
+    for (first, tree, slot) in batch.iter() {
+        for (v_head, (mut o, mut u)) in heads.by_ref().take(dims.v_heads).enumerate() {
+            let Some(slot) = slot else {
+                o.iter_mut().chain(&mut u).for_each(|row| row.fill(T::ZERO));
+                continue;
+            };
+            let size = dims.dv * dims.dk;
+            let state = &state[slot * dims.state_len() + v_head * size..][..size];
+            let head =
+                Head { dims, first, tree, v_head, qkv: planes.qkv, gates: planes.gates, units: &units };
+            tasks.push(HeadVerify { head, variant, state, o, u });
+        }
     }
-    let parallel = paths.rows().len() * dims.state_len() >= PARALLEL_FROM;
+    run_all(tasks, batch.rows() * dims.state_len());
+}
+
+/// [`commit`] in any precision, sizes checked.
+pub(super) fn commit_in<T: Real>(
+    dims: GdnDims,
+    paths: &AcceptedPaths,
+    variant: Variant,
+    planes: Planes<'_, T>,
+    u: &[T],
+    state: &mut [T],
+) {
     let live = paths.iter().flat_map(|(_, _, rows)| rows.iter().map(|&row| row as usize));
-    let units = UnitRows::new(dims, tape.qkv, live);
+    let units = UnitRows::new(dims, planes.qkv, live);
     let mut by_slot: Vec<(usize, &[i32])> = paths.iter().map(|(_, slot, rows)| (slot, rows)).collect();
     by_slot.sort_by_key(|&(slot, _)| slot);
-    let mut tasks = Vec::new();
+    let mut tasks = Vec::with_capacity(by_slot.len() * dims.v_heads);
     let (mut rest, mut at) = (state, 0);
     for (slot, rows) in by_slot {
         let (_, tail) = rest.split_at_mut((slot - at) * dims.state_len());
         let (own, tail) = tail.split_at_mut(dims.state_len());
         (rest, at) = (tail, slot + 1);
         for (v_head, state) in own.chunks_exact_mut(dims.dv * dims.dk).enumerate() {
-            tasks.push(HeadCommit { dims, v_head, rows, tape, units: &units, state });
+            let gates = planes.gates;
+            tasks.push(HeadCommit { dims, v_head, variant, rows, gates, u, units: &units, state });
         }
     }
-    run_all(tasks, parallel);
-    Ok(())
+    run_all(tasks, paths.rows().len() * dims.state_len());
 }
 
-/// What one value head of one sequence reads.
+/// What one value head of one sequence reads in verify.
 #[derive(Clone, Copy)]
-struct Head<'a> {
+struct Head<'a, T> {
     dims: GdnDims,
     first: usize,
     tree: &'a DraftTree,
     v_head: usize,
-    qkv: &'a [f32],
-    gates: &'a [f32],
-    units: &'a UnitRows,
+    qkv: &'a [T],
+    gates: &'a [T],
+    units: &'a UnitRows<T>,
 }
 
-impl<'a> Head<'a> {
+impl<'a, T: Real> Head<'a, T> {
     /// A node's value row, `[Dv]`.
     #[inline(always)]
-    fn v(&self, node: usize) -> &'a [f32] {
+    fn v(&self, node: usize) -> &'a [T] {
         let dims = self.dims;
         let start =
             (self.first + node) * dims.qkv_width() + 2 * dims.k_heads * dims.dk + self.v_head * dims.dv;
         &self.qkv[start..start + dims.dv]
     }
+
+    /// `(key, query, key . query)` of a node.
+    #[inline(always)]
+    fn unit(&self, node: usize) -> (&'a [T], &'a [T], T) {
+        self.units.row(self.dims.key_head(self.v_head), self.first + node)
+    }
 }
 
 /// Log gate and write strength of one packed row.
-fn gate(dims: GdnDims, gates: &[f32], row: usize, v_head: usize) -> (f32, f32) {
+fn gate<T: Copy>(dims: GdnDims, gates: &[T], row: usize, v_head: usize) -> (T, T) {
     let at = row * 2 * dims.v_heads + v_head;
     (gates[at], gates[at + dims.v_heads])
 }
 
-struct HeadVerify<'a> {
-    head: Head<'a>,
-    state: &'a [f32],
-    o: Vec<&'a mut [f32]>,
-    u: Vec<&'a mut [f32]>,
+struct HeadVerify<'a, T> {
+    head: Head<'a, T>,
+    variant: Variant,
+    state: &'a [T],
+    o: Vec<&'a mut [T]>,
+    u: Vec<&'a mut [T]>,
 }
 
-impl Kernel for HeadVerify<'_> {
+impl<T: Real> Kernel for HeadVerify<'_, T> {
     #[inline(always)]
-    fn run(mut self) {
-        walk::verify(self.head, self.state, &mut self.o, &mut self.u);
+    fn run<S: Simd>(mut self) {
+        match self.variant {
+            Variant::Walk => walk::verify::<S, T>(self.head, self.state, &mut self.o, &mut self.u),
+            Variant::Solve(solve) => {
+                closed_form::verify::<S, T>(self.head, solve, self.state, &mut self.o, &mut self.u);
+            }
+        }
     }
 }
 
-struct HeadCommit<'a> {
+/// What one value head of one sequence reads and writes in commit.
+struct HeadCommit<'a, T> {
     dims: GdnDims,
     v_head: usize,
+    variant: Variant,
     rows: &'a [i32],
-    tape: Tape<'a>,
-    units: &'a UnitRows,
-    state: &'a mut [f32],
+    gates: &'a [T],
+    u: &'a [T],
+    units: &'a UnitRows<T>,
+    state: &'a mut [T],
 }
 
-impl<'a> HeadCommit<'a> {
+impl<'a, T: Real> HeadCommit<'a, T> {
     /// A row's taped pseudo-values, `[Dv]`.
     #[inline(always)]
-    fn u(&self, row: usize) -> &'a [f32] {
-        &self.tape.u[(row * self.dims.v_heads + self.v_head) * self.dims.dv..][..self.dims.dv]
+    fn u(&self, row: usize) -> &'a [T] {
+        &self.u[(row * self.dims.v_heads + self.v_head) * self.dims.dv..][..self.dims.dv]
     }
 }
 
-impl Kernel for HeadCommit<'_> {
+impl<T: Real> Kernel for HeadCommit<'_, T> {
     #[inline(always)]
-    fn run(self) {
-        walk::commit(self);
+    fn run<S: Simd>(self) {
+        match self.variant {
+            Variant::Walk => walk::commit::<S, T>(self),
+            Variant::Solve(_) => closed_form::commit::<S, T>(self),
+        }
     }
 }
 
-fn run_all<K: Kernel + Send>(tasks: Vec<K>, parallel: bool) {
-    if parallel {
+fn run_all<K: Kernel + Send>(tasks: Vec<K>, multiply_adds: usize) {
+    if multiply_adds >= PARALLEL_FROM && tasks.len() > 1 && rayon::current_num_threads() > 1 {
         tasks.into_par_iter().for_each(dispatch);
     } else {
         tasks.into_iter().for_each(dispatch);
@@ -173,7 +217,7 @@ fn run_all<K: Kernel + Send>(tasks: Vec<K>, parallel: bool) {
 }
 
 /// The rows of a `[N, Hv, Dv]` plane, per sequence and value head.
-fn split_heads<'a>(dims: GdnDims, batch: &TreeBatch, plane: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
+fn split_heads<'a, T>(dims: GdnDims, batch: &TreeBatch, plane: &'a mut [T]) -> Vec<Vec<&'a mut [T]>> {
     let mut heads = Vec::with_capacity(batch.sequences() * dims.v_heads);
     let mut rows = plane.chunks_exact_mut(dims.dv);
     for tree in batch.trees() {
@@ -194,10 +238,11 @@ fn cumulate(dims: GdnDims, batch: &TreeBatch, gates: &[f32], g_cum: &mut [f32]) 
         for node in 0..tree.len() {
             for v_head in 0..dims.v_heads {
                 let at = |node: usize| (first + node) * dims.v_heads + v_head;
+                let (g, _) = gate(dims, gates, first + node, v_head);
                 g_cum[at(node)] = match (slot, tree.parent(node)) {
                     (None, _) => 0.0,
-                    (_, None) => gate(dims, gates, first, v_head).0,
-                    (_, Some(parent)) => g_cum[at(parent)] + gate(dims, gates, first + node, v_head).0,
+                    (_, None) => g,
+                    (_, Some(parent)) => g_cum[at(parent)] + g,
                 };
             }
         }
@@ -211,9 +256,9 @@ fn check_verify(
     output: &VerifyOutput<'_>,
 ) -> Result<()> {
     let n = batch.rows();
+    let slots = check_pool(VERIFY, dims, input.state)?;
     expect_len(VERIFY, "qkv", &[n, dims.qkv_width()], input.qkv.len())?;
     expect_len(VERIFY, "gates", &[n, 2, dims.v_heads], input.gates.len())?;
-    let slots = check_pool(VERIFY, dims, input.state)?;
     batch.check_slots(VERIFY, slots)?;
     expect_len(VERIFY, "o", &[n, dims.v_heads, dims.dv], output.o.len())?;
     expect_len(VERIFY, "u", &[n, dims.v_heads, dims.dv], output.u.len())?;
@@ -222,16 +267,17 @@ fn check_verify(
 
 fn check_commit(dims: GdnDims, paths: &AcceptedPaths, tape: &Tape<'_>, state: &[f32]) -> Result<()> {
     let n = paths.cu_nodes().last().map_or(0, |&n| n as usize);
+    let slots = check_pool(COMMIT, dims, state)?;
     expect_len(COMMIT, "qkv", &[n, dims.qkv_width()], tape.qkv.len())?;
     expect_len(COMMIT, "gates", &[n, 2, dims.v_heads], tape.gates.len())?;
     expect_len(COMMIT, "u", &[n, dims.v_heads, dims.dv], tape.u.len())?;
     expect_len(COMMIT, "g_cum", &[n, dims.v_heads], tape.g_cum.len())?;
-    let slots = check_pool(COMMIT, dims, state)?;
     paths.check_slots(COMMIT, slots)
 }
 
 fn check_pool(op: &'static str, dims: GdnDims, state: &[f32]) -> Result<usize> {
-    let slots = state.len() / dims.state_len();
+    let GdnDims { k_heads, v_heads, dk, dv } = dims;
+    let slots = state.len() / GdnDims::new(k_heads, v_heads, dk, dv)?.state_len();
     expect_len(op, "state", &[slots, dims.v_heads, dims.dv, dims.dk], state.len())?;
     Ok(slots)
 }

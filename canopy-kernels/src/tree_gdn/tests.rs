@@ -116,3 +116,8 @@ fn max_abs(a: &[f32], b: &[f64]) -> f64 {
 fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
+
+/// Every variant.
+fn variants() -> impl Iterator<Item = Variant> {
+    Variant::ALL.into_iter().map(|(_, variant)| variant)
+}
