@@ -24,8 +24,8 @@ pub fn forward(v_heads: usize, ab: &[f32], a_log: &[f32], dt_bias: &[f32], out: 
             let (a, b) = (ab[head] as f64, ab[v_heads + head] as f64);
             let x = a + dt_bias;
             // Far below zero softplus(x) is e^x, and adding exponents cannot give infinity times zero.
-            let decay = if x < -40.0 { (a_log + x).exp() } else { rate * softplus(x) };
-            out[head] = -decay as f32;
+            let minus_g = if x < -40.0 { (a_log + x).exp() } else { rate * softplus(x) };
+            out[head] = -minus_g as f32;
             out[v_heads + head] = sigmoid(b) as f32;
         }
     }

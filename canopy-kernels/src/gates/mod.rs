@@ -7,7 +7,7 @@
 //! | name | shape | dtype | direction | meaning |
 //! |---|---|---|---|---|
 //! | `ab` | `[N, 2, Hv]` | f32 | in | plane 0 = a, plane 1 = b |
-//! | `a_log` | `[Hv]` | f32 | in | A_log, the log of the decay rate |
+//! | `a_log` | `[Hv]` | f32 | in | A_log, the natural log of a head's rate |
 //! | `dt_bias` | `[Hv]` | f32 | in | added to a |
 //! | `out` | `[N, 2, Hv]` | f32 | out | plane 0 = g (<= 0, natural log), plane 1 = beta (0 to 1) |
 //!

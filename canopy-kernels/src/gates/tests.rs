@@ -68,7 +68,7 @@ fn far_inputs_keep_their_limits() {
     // Both factors leave float64 here; their product is exp(200).
     let out = run(1, &[-800.0, 0.0], &[1000.0], &[0.0]);
     assert_eq!(out[0], f32::NEG_INFINITY);
-    // A decay of 0.01.
+    // exp(g) = 0.01.
     let rate = -0.01f32.ln() / std::f32::consts::LN_2;
     assert!((one(0.0, 0.0, rate.ln(), 0.0).0.exp() - 0.01).abs() < 1e-7);
 }

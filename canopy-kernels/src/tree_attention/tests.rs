@@ -225,11 +225,15 @@ fn plain_decoding_equals_verifying_the_chain() {
         let chain = Scene::single(embedded(), DraftTree::chain(40).unwrap(), prefix, 5);
         let together = chain.run();
         for node in 0..40 {
-            let mut step = chain.clone();
-            step.batch = TreeBatch::single(DraftTree::chain(1).unwrap(), 2);
-            step.prefix_lens = vec![(prefix + node) as i32];
-            step.q = chain.q[chain.heads(node)].to_vec();
-            assert_eq!(bits(&step.run()), bits(&together[chain.heads(node)]), "prefix {prefix}, node {node}");
+            let mut single = chain.clone();
+            single.batch = TreeBatch::single(DraftTree::chain(1).unwrap(), 2);
+            single.prefix_lens = vec![(prefix + node) as i32];
+            single.q = chain.q[chain.heads(node)].to_vec();
+            assert_eq!(
+                bits(&single.run()),
+                bits(&together[chain.heads(node)]),
+                "prefix {prefix}, node {node}"
+            );
         }
     }
 }

@@ -54,12 +54,12 @@ impl Scene {
     fn serial(&mut self, path: &[usize]) -> Vec<f32> {
         let mut out = Vec::new();
         for &node in path {
-            let mut step = self.clone();
-            step.batch = TreeBatch::single(DraftTree::chain(1).unwrap(), 3);
-            step.x = self.x[self.row(node)].to_vec();
-            out.extend(step.run());
-            step.commit(&[vec![0]]);
-            self.state = step.state;
+            let mut single = self.clone();
+            single.batch = TreeBatch::single(DraftTree::chain(1).unwrap(), 3);
+            single.x = self.x[self.row(node)].to_vec();
+            out.extend(single.run());
+            single.commit(&[vec![0]]);
+            self.state = single.state;
         }
         out
     }
