@@ -7,7 +7,7 @@
 //! |---|---|---|---|---|
 //! | weight | parts of `[out_p, in]` | bf16 or f32 | in | packed once; bf16 stays bf16 in memory |
 //! | x | `[rows, in]` | f32 | in | activations |
-//! | outs[p] | `[rows, out_p]` | f32 | out | one contiguous buffer per part |
+//! | `outs[p]` | `[rows, out_p]` | f32 | out | one contiguous buffer per part |
 //!
 //! Invariants:
 //! 1. The sum is in exactly that order. (`tests::sums_are_chains_in_input_order`)
