@@ -1,7 +1,7 @@
 //! The model: loading, and what belongs to a slot.
 
 use candle_core::{Device, Tensor};
-use canopy_candle::{DraftTree, NormKind, Variant, rms_norm};
+use canopy_candle::{ConvDims, DraftTree, NormKind, Variant, rms_norm};
 
 use super::attention::GatedAttention;
 use super::gated_delta_net::GatedDeltaNet;
@@ -52,6 +52,8 @@ pub struct Qwen35 {
     pub(super) norm: Tensor,
     pub(super) taps: Vec<usize>,
     pub(super) committed: Vec<usize>,
+    /// Changes of each slot's committed state; a commit belongs to the state that its verify saw.
+    pub(super) epochs: Vec<u64>,
     pub(super) pending: Option<Pending>,
 }
 
@@ -96,6 +98,7 @@ impl Qwen35 {
             layers,
             taps: Vec::new(),
             committed: vec![0; options.slots],
+            epochs: vec![0; options.slots],
             pending: None,
             config,
             options,
@@ -149,8 +152,13 @@ impl Qwen35 {
                 mixer.pool.reset(slot)?;
             }
         }
-        self.committed[slot] = 0;
+        self.set_committed(slot, 0);
         Ok(())
+    }
+
+    pub(super) fn set_committed(&mut self, slot: usize, committed: usize) {
+        self.committed[slot] = committed;
+        self.epochs[slot] += 1;
     }
 
     pub(super) fn save_slot(&self, slot: usize) -> Result<crate::target::Snapshot> {
@@ -162,10 +170,9 @@ impl Qwen35 {
 
     pub(super) fn load_slot(&mut self, slot: usize, snapshot: &crate::target::Snapshot) -> Result<()> {
         self.check_slot(slot)?;
-        let saved =
-            snapshot.0.downcast_ref::<Saved>().filter(|saved| saved.layers.len() == self.layers.len());
-        let saved = saved.filter(|saved| saved.committed <= self.options.context_len).ok_or_else(|| {
-            let expected = "a snapshot that this model took".into();
+        let saved = snapshot.0.downcast_ref::<Saved>().filter(|saved| self.fits(saved));
+        let saved = saved.ok_or_else(|| {
+            let expected = "a snapshot of a model of this shape, within the context".into();
             Error::Request { field: "snapshot", expected, got: "another".into() }
         })?;
         for (layer, state) in self.layers.iter().zip(&saved.layers) {
@@ -174,8 +181,21 @@ impl Qwen35 {
                 Mixer::Attention(mixer) => mixer.pool.load(slot, state)?,
             }
         }
-        self.committed[slot] = saved.committed;
+        self.set_committed(slot, saved.committed);
         Ok(())
+    }
+
+    fn fits(&self, saved: &Saved) -> bool {
+        let (gdn, attn) = (self.config.gdn, self.config.attn);
+        let state = ([gdn.v_heads, gdn.dv, gdn.dk], [ConvDims::STATE_ROWS, gdn.qkv_width()]);
+        let rows = [saved.committed, attn.kv_heads, attn.head_dim];
+        let fits = |layer: &Layer, (first, second): &(Tensor, Tensor)| match layer.mixer {
+            Mixer::Gdn(_) => first.dims() == state.0 && second.dims() == state.1,
+            Mixer::Attention(_) => first.dims() == rows && second.dims() == rows,
+        };
+        saved.committed <= self.options.context_len
+            && saved.layers.len() == self.layers.len()
+            && self.layers.iter().zip(&saved.layers).all(|(layer, state)| fits(layer, state))
     }
 }
 

@@ -13,6 +13,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Pending {
     round: Round,
+    /// Epoch of every sequence's slot.
+    epochs: Vec<u64>,
     tapes: Vec<Option<GdnTape>>,
 }
 
@@ -117,23 +119,24 @@ impl Qwen35 {
         Ok((Some(self.head.logits(&wanted)?), logit_rows))
     }
 
-    /// A commit may only follow its verify, with every advanced slot as it was then.
-    fn check_paths(&self, round: &Round, paths: &[Vec<usize>]) -> Result<AcceptedPaths> {
-        let batch = round.tree.host();
-        let accepted = AcceptedPaths::new(batch, paths)?;
+    /// A commit belongs to the states that its verify saw.
+    fn check_paths(&self, pending: &Pending, paths: &[Vec<usize>]) -> Result<AcceptedPaths> {
+        let accepted = AcceptedPaths::new(pending.round.tree.host(), paths)?;
         for (sequence, slot, _) in accepted.iter() {
-            let verified = round.prefix_lens[sequence] as usize;
-            if self.committed[slot] != verified {
-                let expected = format!("slot {slot} with {verified} committed tokens as verified");
-                let got = self.committed[slot].to_string();
-                return Err(Error::Request { field: "paths", expected, got });
+            if self.epochs[slot] != pending.epochs[sequence] {
+                let expected = "an empty path for a slot that was reset or restored since its verify".into();
+                return Err(Error::Request {
+                    field: "paths",
+                    expected,
+                    got: format!("nodes for slot {slot}"),
+                });
             }
         }
         Ok(accepted)
     }
 
     fn advance(&mut self, pending: &Pending, accepted: AcceptedPaths) -> Result<()> {
-        let Pending { round, tapes } = pending;
+        let Pending { round, tapes, .. } = pending;
         let moves = accepted.iter().any(|(sequence, _, rows)| {
             let first = accepted.cu_nodes()[sequence];
             rows.iter().zip(first..).any(|(&row, in_place)| row != in_place)
@@ -147,7 +150,7 @@ impl Qwen35 {
             }
         }
         for (_, slot, rows) in paths.host().iter() {
-            self.committed[slot] += rows.len();
+            self.set_committed(slot, self.committed[slot] + rows.len());
         }
         Ok(())
     }
@@ -190,7 +193,8 @@ impl Target for Qwen35 {
         let Pass { normed, features, tapes } = self.pass(&round, &tokens)?;
         let (logits, logit_rows) = self.logits(streams, &round, &normed)?;
         let batch = round.tree.host().clone();
-        self.pending = Some(Pending { round, tapes });
+        let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
+        self.pending = Some(Pending { round, epochs, tapes });
         Ok(Verified { batch, logits, logit_rows, features })
     }
 
@@ -199,7 +203,7 @@ impl Target for Qwen35 {
             let expected = "a verify before its commit".into();
             return Err(Error::Request { field: "paths", expected, got: "none".into() });
         };
-        match self.check_paths(&pending.round, paths) {
+        match self.check_paths(&pending, paths) {
             Ok(accepted) => self.advance(&pending, accepted),
             Err(error) => {
                 self.pending = Some(pending);
