@@ -40,8 +40,8 @@ pub(super) fn files(hub: &Hub, commit: &str, dir: &Path, wanted: &[Wanted]) -> R
             }
         };
         let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
-        let joined = workers.into_iter().map(|worker| worker.join());
-        joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let mut joined = workers.into_iter().map(|worker| worker.join());
+        joined.try_for_each(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 

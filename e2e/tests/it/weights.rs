@@ -188,7 +188,23 @@ fn each_tensor_has_its_own_dtype() {
     assert!(max_abs(&brain, &reference) > 1e-4);
     assert!(max_abs(&brain, &load(DType::BF16, WeightDtype::F32)) < 1e-5);
     assert_eq!(bits(&load(DType::F32, WeightDtype::F32)), bits(&reference));
-    assert!(max_abs(&load(DType::F32, WeightDtype::Bf16), &brain) < 0.02);
+}
+
+/// Rounding at load equals a checkpoint whose matrices were rounded before.
+#[test]
+fn rounding_at_load() {
+    let (asked, rounded) = (checkpoint_dir(), checkpoint_dir());
+    save(&weights(), &asked.path().join("model.safetensors"));
+    let round = |(name, tensor): (String, Tensor)| {
+        let matrix = tensor.rank() == 2;
+        let tensor = if matrix { tensor.to_dtype(DType::BF16).unwrap() } else { tensor };
+        (name, tensor)
+    };
+    let tensors: Tensors = weights().into_iter().map(round).collect();
+    save(&tensors, &rounded.path().join("model.safetensors"));
+    let kept = logits(rounded.path(), WeightDtype::Stored);
+    assert_eq!(bits(&logits(asked.path(), WeightDtype::Bf16)), bits(&kept));
+    assert!(max_abs(&logits(rounded.path(), WeightDtype::F32), &kept) < 1e-5);
 }
 
 /// Matrices of one product stored in different dtypes are all widened.
