@@ -1,5 +1,107 @@
-//! Nothing to build without the feature `cuda`.
+//! With feature `cuda`: compiles every `src/<room>/*.cu` to one fatbin and records what ptxas says of it.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, exit};
+
+const ARCHS: &str = "80,86,89,90,100,120";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
+    for name in ["CANOPY_NVCC", "CUDA_HOME", "CUDA_PATH", "CANOPY_CUDA_ARCHS", "CANOPY_TYPECHECK_ONLY"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    if let Err(lines) = build() {
+        for line in lines.lines() {
+            println!("cargo::error={line}");
+        }
+        exit(1);
+    }
+}
+
+fn build() -> Result<(), String> {
+    let out = PathBuf::from(env::var("OUT_DIR").map_err(|e| format!("OUT_DIR: {e}"))?);
+    let archs = env::var("CANOPY_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.into());
+    let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect();
+    let nvcc = if env::var_os("CANOPY_TYPECHECK_ONLY").is_some() { None } else { Some(find_nvcc()?) };
+    let (mut table, mut log) = (String::from("pub(crate) static FATBINS: &[(&str, &[u8])] = &[\n"), String::new());
+    for source in sources()? {
+        println!("cargo::rerun-if-changed={}", source.display());
+        let name = source.file_stem().and_then(|stem| stem.to_str()).ok_or("a .cu file without a name")?;
+        let room = source.parent().and_then(Path::file_name).and_then(|room| room.to_str()).ok_or("a .cu file without a room")?;
+        let fatbin = out.join(format!("{room}_{name}.fatbin"));
+        match &nvcc {
+            Some(nvcc) => log.push_str(&compile(nvcc, &archs, &source, &fatbin)?),
+            None => fs::write(&fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()))?,
+        }
+        let _ = writeln!(table, "    (\"{room}/{name}\", include_bytes!({fatbin:?})),");
+    }
+    table.push_str("];\n");
+    let save = |file: &str, text: &str| fs::write(out.join(file), text).map_err(|e| format!("{file}: {e}"));
+    save("fatbins.rs", &table)?;
+    save("ptxas.log", &log)?;
+    println!("cargo::rustc-env=CANOPY_BUILT_ARCHS={}", archs.join(","));
+    println!("cargo::rustc-env=CANOPY_PTXAS_LOG={}", out.join("ptxas.log").display());
+    Ok(())
+}
+
+fn sources() -> Result<Vec<PathBuf>, String> {
+    let read = |dir: &Path| -> Result<Vec<PathBuf>, String> {
+        let entries = fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        Ok(entries.filter_map(Result::ok).map(|entry| entry.path()).collect())
+    };
+    let mut found = Vec::new();
+    for room in read(Path::new("src"))?.into_iter().filter(|path| path.is_dir()) {
+        found.extend(read(&room)?.into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "cu")));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn find_nvcc() -> Result<PathBuf, String> {
+    let mut tried = Vec::new();
+    if let Some(path) = env::var_os("CANOPY_NVCC") {
+        tried.push(PathBuf::from(path));
+    }
+    for home in ["CUDA_HOME", "CUDA_PATH"] {
+        tried.extend(env::var_os(home).map(|home| PathBuf::from(home).join("bin/nvcc")));
+    }
+    if let Some(path) = env::var_os("PATH") {
+        tried.extend(env::split_paths(&path).map(|dir| dir.join("nvcc")));
+    }
+    tried.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
+        "feature `cuda` needs nvcc (no GPU is needed), and none was found in $CANOPY_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin or $PATH.\n\
+         Build without the feature, or install a CUDA 13 toolkit (tools/cuda-toolkit.sh makes one from PyPI wheels), or set \
+         CANOPY_TYPECHECK_ONLY=1 to type-check only."
+            .into()
+    })
+}
+
+/// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix.
+fn compile(nvcc: &Path, archs: &[&str], source: &Path, fatbin: &Path) -> Result<String, String> {
+    let depfile = fatbin.with_extension("d");
+    let mut command = Command::new(nvcc);
+    command.args(["--fatbin", "-std=c++17", "-O3", "-lineinfo", "-Iinclude", "-Xptxas", "-v,--warn-on-spills", "-MD", "-MF"]);
+    command.arg(&depfile);
+    for arch in archs {
+        command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
+    }
+    if let Some(arch) = archs.iter().rev().find(|arch| arch.bytes().all(|b| b.is_ascii_digit())) {
+        command.arg(format!("-gencode=arch=compute_{arch},code=compute_{arch}"));
+    }
+    let run = command.arg("-o").arg(fatbin).arg(source).output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+    let log = String::from_utf8_lossy(&run.stderr).into_owned();
+    if !run.status.success() {
+        return Err(format!("{} failed on {}:\n{log}", nvcc.display(), source.display()));
+    }
+    let deps = fs::read_to_string(&depfile).unwrap_or_default();
+    for header in deps.split_whitespace().filter(|path| path.ends_with(".cuh") && !path.starts_with('/')) {
+        println!("cargo::rerun-if-changed={header}");
+    }
+    Ok(format!("== {}\n{log}", source.display()))
 }

@@ -107,6 +107,23 @@ pub enum Error {
         /// What would be right there.
         expected: String,
     },
+    /// The device is older than every image of this build.
+    #[error("this build has kernels for sm {built}; the device is sm {sm}")]
+    UnsupportedArch {
+        /// The device's compute capability, as 90 for 9.0.
+        sm: u32,
+        /// What was built.
+        built: &'static str,
+    },
+    /// The CUDA driver refused a call.
+    #[cfg(feature = "cuda")]
+    #[error("{op}: {source}")]
+    Driver {
+        /// Name of the op.
+        op: &'static str,
+        /// The driver's error.
+        source: cudarc::driver::DriverError,
+    },
     /// No kernel was built for what was asked.
     #[error("{op}: no kernel for {wanted}; built: {built}")]
     Unsupported {

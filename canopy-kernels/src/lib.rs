@@ -4,6 +4,8 @@
 mod attend;
 mod batch;
 pub mod block_attention;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod dims;
 mod error;
 pub mod gates;

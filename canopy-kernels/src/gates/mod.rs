@@ -23,6 +23,8 @@
 //! Limits: any number of rows and at least one head.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 #[cfg(test)]
 mod tests;

@@ -34,6 +34,8 @@
 //! Limits: width 4, no bias, any number of channels.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
 //! Room 1: the gated delta rule over a draft tree.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,94 @@
+//! The fatbins compiled into this crate, loaded once per context.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
+use cudarc::nvrtc::Ptx;
+
+use crate::{Error, Result};
+
+include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
+
+/// The architectures this crate has machine code for, as `80,90,...`.
+pub const BUILT_ARCHS: &str = env!("CANOPY_BUILT_ARCHS");
+
+/// True when a CUDA driver can be loaded on this machine. Creating a context without one panics, so ask first.
+pub fn has_driver() -> bool {
+    // SAFETY: only looks for the library and its symbols.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Loaded kernels of one context.
+#[derive(Debug)]
+pub struct Kernels {
+    modules: Vec<Arc<CudaModule>>,
+    functions: Mutex<HashMap<&'static str, CudaFunction>>,
+}
+
+fn registry() -> &'static Mutex<HashMap<usize, Arc<Kernels>>> {
+    static REGISTRY: OnceLock<Mutex<HashMap<usize, Arc<Kernels>>>> = OnceLock::new();
+    REGISTRY.get_or_init(Mutex::default)
+}
+
+impl Kernels {
+    /// The kernels on `context`, loaded at the first call.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedArch`] when no image of this build runs on the device; [`Error::Driver`] from the driver.
+    pub fn on(context: &Arc<CudaContext>) -> Result<Arc<Self>> {
+        let driver = |source| Error::Driver { op: "load kernels", source };
+        let key = context.cu_ctx() as usize;
+        if let Some(kernels) = registry().lock().expect("no holder of this lock panics").get(&key) {
+            return Ok(kernels.clone());
+        }
+        let (major, minor) = context.compute_capability().map_err(driver)?;
+        let sm = (major * 10 + minor) as u32;
+        if !runs_on(sm, BUILT_ARCHS) {
+            return Err(Error::UnsupportedArch { sm, built: BUILT_ARCHS });
+        }
+        let load = |(_, image): &(&str, &[u8])| context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver);
+        let modules = FATBINS.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let kernels = Arc::new(Self { modules, functions: Mutex::default() });
+        registry().lock().expect("no holder of this lock panics").insert(key, kernels.clone());
+        Ok(kernels)
+    }
+
+    /// The entry point `symbol`.
+    pub fn function(&self, op: &'static str, symbol: &'static str) -> Result<CudaFunction> {
+        let mut functions = self.functions.lock().expect("no holder of this lock panics");
+        if let Some(function) = functions.get(symbol) {
+            return Ok(function.clone());
+        }
+        let found = self.modules.iter().find_map(|module| module.load_function(symbol).ok());
+        let function = found.ok_or_else(|| Error::Unsupported { op, wanted: symbol.into(), built: BUILT_ARCHS })?;
+        functions.insert(symbol, function.clone());
+        Ok(function)
+    }
+}
+
+/// Machine code of the same major version up to this minor one runs, and the PTX of the newest plain one runs on anything newer.
+fn runs_on(sm: u32, built: &str) -> bool {
+    let plain: Vec<u32> = built.split(',').filter_map(|arch| arch.parse().ok()).collect();
+    let exact = built.split(',').any(|arch| arch.trim_end_matches(char::is_alphabetic) == sm.to_string());
+    exact || plain.iter().any(|&arch| arch / 10 == sm / 10 && arch <= sm) || plain.last().is_some_and(|&arch| arch <= sm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs_on;
+
+    #[test]
+    fn an_image_runs_on_its_own_major_version_and_ptx_on_newer_ones() {
+        for (sm, built, runs) in [
+            (90, "80,90a", true),
+            (86, "80,90", true),
+            (75, "80,90", false),
+            (121, "80,120", true),
+            (100, "80,90a", true),
+            (80, "86,90", false),
+        ] {
+            assert_eq!(runs_on(sm, built), runs, "sm {sm} with {built}");
+        }
+    }
+}

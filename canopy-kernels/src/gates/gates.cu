@@ -1,0 +1,35 @@
+// gates: one thread per (packed row, value head). g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), all f32.
+// softplus is log1p(exp(x)) for x <= 20 and x above, so neither branch overflows; 0 * infinity is avoided by taking g = 0 where
+// softplus underflows to 0.
+#include <stdint.h>
+
+#include "canopy/numeric.cuh"
+
+namespace canopy {
+
+template <typename T>
+__device__ void gates(uint32_t rows, uint32_t v_heads, const T* ab, const float* a_log, const float* dt_bias, float* out) {
+    const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * v_heads) return;
+    const uint32_t row = at / v_heads, h = at % v_heads;
+    const size_t plane = (size_t)row * 2 * v_heads + h;
+    const float x = to_f32(ab[plane]) + dt_bias[h];
+    const float soft = x > 20.f ? x : log1pf(expf(x));
+    const float rate = a_log[h];
+    // exp(A_log) may overflow while the product does not: fold the exponent into the small factor.
+    const float g = soft == 0.f ? 0.f : -expf(rate * 0.5f) * soft * expf(rate * 0.5f);
+    const float b = to_f32(ab[plane + v_heads]);
+    out[plane] = g;
+    out[plane + v_heads] = 1.f / (1.f + expf(-b));
+}
+
+}  // namespace canopy
+
+#define CANOPY_GATES(NAME, T)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(128) gates_##NAME(uint32_t rows, uint32_t v_heads, const T* ab,          \
+                                                                   const float* a_log, const float* dt_bias, float* out) { \
+        canopy::gates<T>(rows, v_heads, ab, a_log, dt_bias, out);                                                         \
+    }
+
+CANOPY_GATES(bf16, __nv_bfloat16)
+CANOPY_GATES(f32, float)

@@ -1,0 +1,108 @@
+//! Launches of the CUDA kernels. Every argument is checked before a launch.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::error::expect_len;
+use crate::{AcceptedPaths, ConvDims, Error, Result, TreeBatch};
+
+/// An element type that the kernels are built for.
+pub trait Element: DeviceRepr {
+    /// Symbols of verify and commit.
+    const SYMBOLS: [&'static str; 2];
+}
+
+impl Element for f32 {
+    const SYMBOLS: [&'static str; 2] = ["tree_conv_verify_f32", "tree_conv_commit_f32"];
+}
+
+impl Element for half::bf16 {
+    const SYMBOLS: [&'static str; 2] = ["tree_conv_verify_bf16", "tree_conv_commit_bf16"];
+}
+
+const CTA: u32 = 128;
+
+fn grid(channels: usize, y: usize) -> LaunchConfig {
+    let x = (channels as u32 / 4).div_ceil(CTA);
+    LaunchConfig { grid_dim: (x, y as u32, 1), block_dim: (CTA, 1, 1), shared_mem_bytes: 0 }
+}
+
+fn check_channels(op: &'static str, dims: ConvDims) -> Result<()> {
+    if dims.channels.is_multiple_of(4) {
+        return Ok(());
+    }
+    Err(Error::Unsupported { op, wanted: format!("{} channels", dims.channels), built: "multiples of 4 channels" })
+}
+
+fn pool_slots(op: &'static str, dims: ConvDims, elements: usize) -> Result<usize> {
+    let slots = elements / dims.state_len();
+    expect_len(op, "conv_state", &[slots, ConvDims::STATE_ROWS, dims.channels], elements)?;
+    Ok(slots)
+}
+
+/// `x`, `out` `[N, C]`, `weight` `[C, 4]`, `conv_state` `[slots, 3, C]`; all of one dtype, 16-byte aligned.
+///
+/// # Errors
+/// Any wrong length, a channel count that is no multiple of 4, or a slot outside the pool, before the launch.
+pub fn verify<T: Element>(
+    stream: &Arc<CudaStream>,
+    dims: ConvDims,
+    batch: &TreeBatch,
+    tree: &TreeOnDevice,
+    inputs: [CudaView<'_, T>; 3],
+    mut out: CudaViewMut<'_, T>,
+) -> Result<()> {
+    const OP: &str = "tree-conv-verify";
+    let [x, weight, conv_state] = inputs;
+    check_channels(OP, dims)?;
+    expect_len(OP, "x", &[batch.rows(), dims.channels], x.len())?;
+    expect_len(OP, "weight", &[dims.channels, ConvDims::WIDTH], weight.len())?;
+    expect_len(OP, "out", &[batch.rows(), dims.channels], out.len())?;
+    batch.check_slots(OP, pool_slots(OP, dims, conv_state.len())?)?;
+    if batch.rows() == 0 {
+        return Ok(());
+    }
+    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[0])?;
+    let channels = dims.channels as u32;
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&channels).arg(&x).arg(&weight).arg(&conv_state).arg(&tree.parents).arg(&tree.sequence);
+    launch.arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut out);
+    // SAFETY: lengths and slots checked above; every element of out is written.
+    unsafe { launch.launch(grid(dims.channels, batch.rows())) }.map_err(|source| Error::Driver { op: OP, source })?;
+    Ok(())
+}
+
+/// Keeps the last three raw rows of (old conv state, accepted path), in place.
+///
+/// # Errors
+/// As [`verify`].
+pub fn commit<T: Element>(
+    stream: &Arc<CudaStream>,
+    dims: ConvDims,
+    paths: &AcceptedPaths,
+    on_device: &PathsOnDevice,
+    x: CudaView<'_, T>,
+    mut conv_state: CudaViewMut<'_, T>,
+) -> Result<()> {
+    const OP: &str = "tree-conv-commit";
+    check_channels(OP, dims)?;
+    let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
+    expect_len(OP, "x", &[rows, dims.channels], x.len())?;
+    let pool = pool_slots(OP, dims, conv_state.len())?;
+    if let Some(slot) = paths.slots().iter().find(|&&slot| slot >= pool as i32) {
+        let expected = format!("below the pool's {pool} slots");
+        return Err(Error::Value { op: OP, arg: "slots", expected, got: slot.to_string() });
+    }
+    if paths.rows().is_empty() {
+        return Ok(());
+    }
+    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[1])?;
+    let channels = dims.channels as u32;
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&channels).arg(&x).arg(&on_device.rows).arg(&on_device.cu_rows).arg(&on_device.slots).arg(&mut conv_state);
+    // SAFETY: lengths and slots checked above; each thread rewrites its own channels of its own slot.
+    unsafe { launch.launch(grid(dims.channels, paths.slots().len())) }.map_err(|source| Error::Driver { op: OP, source })?;
+    Ok(())
+}

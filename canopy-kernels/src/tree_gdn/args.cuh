@@ -1,0 +1,20 @@
+// The C twin of launch.rs `VerifyArgs` and `CommitArgs`.
+#pragma once
+#include <stdint.h>
+
+struct VerifyArgs {
+    uint32_t batch;      // B sequences
+    uint32_t k_heads;    // Hk
+    uint32_t v_heads;    // Hv
+    uint32_t max_nodes;  // most nodes of one tree in this batch
+    uint32_t tiles;      // pair tiles per (sequence, key head) in the Gram scratch
+    float scale;         // Dk^-1/2
+};
+static_assert(sizeof(VerifyArgs) == 24, "launch.rs VerifyArgs");
+
+struct CommitArgs {
+    uint32_t batch;
+    uint32_t k_heads;
+    uint32_t v_heads;
+};
+static_assert(sizeof(CommitArgs) == 12, "launch.rs CommitArgs");

@@ -1,0 +1,66 @@
+// tree_gdn commit: S <- exp(g_cum_a) S + sum over the accepted path of exp(g_cum_a - g_cum_j) k_j u_j^T, in place.
+// One CTA owns 32 value rows of one value head of one sequence; a warp owns four of them, a lane four keys. 16 path rows are staged at a
+// time in shared memory (10 KiB). The sum runs along the path, root first. k is normalised again in f32 from qkv.
+#include "args.cuh"
+#include "rows.cuh"
+
+namespace canopy {
+
+constexpr int kStage = 16;
+
+template <typename T>
+__device__ void commit(CommitArgs a, const T* qkv, const float* u, const float* g_cum, const int* path, const int* cu_rows,
+                       const int* slots, float* state) {
+    __shared__ __align__(16) float k_rows[kStage][kDk];
+    __shared__ __align__(16) float u_rows[kStage][32];
+    const uint32_t b = blockIdx.z, hv = blockIdx.y;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];
+    if (slot < 0 || length == 0) return;
+    const uint32_t h = hv / (a.v_heads / a.k_heads);
+    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    const int dv0 = blockIdx.x * 32;
+    float* s = state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
+    const float end = g_cum[(size_t)path[begin + length - 1] * a.v_heads + hv];
+    const float decay = expf(end);
+    float4 acc[4];
+#pragma unroll
+    for (int x = 0; x < 4; ++x) acc[x] = scaled(load4(s + (size_t)x * kDk), decay);
+    for (int j0 = 0; j0 < length; j0 += kStage) {
+        const int count = min(kStage, length - j0);
+        __syncthreads();
+        for (int j = warp; j < count; j += 8) {
+            const int row = path[begin + j0 + j];
+            const float4 k = normed_row(qkv + (size_t)row * width + (size_t)(a.k_heads + h) * kDk, lane, 1.f);
+            const float weight = expf(end - g_cum[(size_t)row * a.v_heads + hv]);
+            *reinterpret_cast<float4*>(&k_rows[j][4 * lane]) = scaled(k, weight);
+            u_rows[j][lane] = u[((size_t)row * a.v_heads + hv) * kDv + dv0 + lane];
+        }
+        __syncthreads();
+        for (int j = 0; j < count; ++j) {
+            const float4 k = *reinterpret_cast<const float4*>(&k_rows[j][4 * lane]);
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const float w = u_rows[j][warp * 4 + x];
+                acc[x].x = fmaf(k.x, w, acc[x].x);
+                acc[x].y = fmaf(k.y, w, acc[x].y);
+                acc[x].z = fmaf(k.z, w, acc[x].z);
+                acc[x].w = fmaf(k.w, w, acc[x].w);
+            }
+        }
+    }
+#pragma unroll
+    for (int x = 0; x < 4; ++x) *reinterpret_cast<float4*>(s + (size_t)x * kDk) = acc[x];
+}
+
+}  // namespace canopy
+
+#define CANOPY_COMMIT(NAME, T)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) tree_gdn_commit_##NAME##_k128_v128(                                 \
+        CommitArgs args, const T* qkv, const float* u, const float* g_cum, const int* path, const int* cu_rows,           \
+        const int* slots, float* state) {                                                                                 \
+        canopy::commit<T>(args, qkv, u, g_cum, path, cu_rows, slots, state);                                              \
+    }
+
+CANOPY_COMMIT(bf16, __nv_bfloat16)
+CANOPY_COMMIT(f32, float)

@@ -1,0 +1,214 @@
+//! Launches of the CUDA kernels. Every argument is checked before a launch.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys};
+
+use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::error::expect_len;
+use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
+
+const TILE: usize = 32;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct VerifyArgs {
+    batch: u32,
+    k_heads: u32,
+    v_heads: u32,
+    max_nodes: u32,
+    tiles: u32,
+    scale: f32,
+}
+// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
+unsafe impl DeviceRepr for VerifyArgs {}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct CommitArgs {
+    batch: u32,
+    k_heads: u32,
+    v_heads: u32,
+}
+// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
+unsafe impl DeviceRepr for CommitArgs {}
+
+/// An element type that the kernels are built for.
+pub trait Element: DeviceRepr {
+    /// Symbols of gram, solve and commit.
+    const SYMBOLS: [&'static str; 3];
+}
+
+impl Element for f32 {
+    const SYMBOLS: [&'static str; 3] = ["tree_gdn_gram_f32_k128", "tree_gdn_solve_f32_k128_v128", "tree_gdn_commit_f32_k128_v128"];
+}
+
+impl Element for half::bf16 {
+    const SYMBOLS: [&'static str; 3] =
+        ["tree_gdn_gram_bf16_k128", "tree_gdn_solve_bf16_k128_v128", "tree_gdn_commit_bf16_k128_v128"];
+}
+
+/// f32 elements of scratch that [`verify`] needs for this batch: both Gram matrices in 32 x 32 tiles per key head.
+pub fn scratch_len(dims: GdnDims, batch: &TreeBatch) -> usize {
+    batch.sequences() * dims.k_heads * tiles(batch) * 2 * TILE * TILE
+}
+
+fn max_nodes(batch: &TreeBatch) -> usize {
+    batch.trees().iter().map(crate::DraftTree::len).max().unwrap_or(0)
+}
+
+fn tiles(batch: &TreeBatch) -> usize {
+    let blocks = max_nodes(batch).div_ceil(TILE);
+    blocks * (blocks + 1) / 2
+}
+
+fn check_dims(op: &'static str, dims: GdnDims) -> Result<()> {
+    if dims.dk == 128 && dims.dv == 128 {
+        return Ok(());
+    }
+    let wanted = format!("dk = {}, dv = {}", dims.dk, dims.dv);
+    Err(Error::Unsupported { op, wanted, built: "dk = 128, dv = 128" })
+}
+
+/// Device buffers of one verify call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
+#[derive(Debug)]
+pub struct VerifyBuffers<'a, T> {
+    /// `[N, 2 Hk Dk + Hv Dv]`.
+    pub qkv: CudaView<'a, T>,
+    /// `[N, 2, Hv]`.
+    pub gates: CudaView<'a, f32>,
+    /// `[slots, Hv, Dv, Dk]`.
+    pub state: CudaView<'a, f32>,
+    /// At least [`scratch_len`] elements.
+    pub scratch: &'a mut CudaSlice<f32>,
+    /// `[N, Hv, Dv]`.
+    pub o: CudaViewMut<'a, f32>,
+    /// `[N, Hv, Dv]`.
+    pub u: CudaViewMut<'a, f32>,
+    /// `[N, Hv]`.
+    pub g_cum: CudaViewMut<'a, f32>,
+}
+
+/// Verifies every tree of `batch` (two launches: Gram matrices, then solve and outputs). Reads the state pool only.
+///
+/// # Errors
+/// Any wrong length, an unsupported head size or a slot outside the pool, before anything is launched.
+pub fn verify<T: Element>(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    batch: &TreeBatch,
+    tree: &TreeOnDevice,
+    buffers: VerifyBuffers<'_, T>,
+) -> Result<()> {
+    const OP: &str = "tree-gdn-verify";
+    let driver = |source| Error::Driver { op: OP, source };
+    let VerifyBuffers { qkv, gates, state, scratch, mut o, mut u, mut g_cum } = buffers;
+    let rows = batch.rows();
+    check_dims(OP, dims)?;
+    expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
+    expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
+    expect_len(OP, "o", &[rows, dims.v_heads, dims.dv], o.len())?;
+    expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
+    expect_len(OP, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
+    expect_len(OP, "state", &[state.len() / dims.state_len(), dims.state_len()], state.len())?;
+    batch.check_slots(OP, state.len() / dims.state_len())?;
+    if scratch.len() < scratch_len(dims, batch) {
+        let (expected, got) = (Box::new([scratch_len(dims, batch)]), Box::new([scratch.len()]));
+        return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
+    }
+    if rows == 0 {
+        return Ok(());
+    }
+    let args = VerifyArgs {
+        batch: batch.sequences() as u32,
+        k_heads: dims.k_heads as u32,
+        v_heads: dims.v_heads as u32,
+        max_nodes: max_nodes(batch) as u32,
+        tiles: tiles(batch) as u32,
+        scale: dims.scale(),
+    };
+    let kernels = Kernels::on(stream.context())?;
+    let gram = kernels.function(OP, T::SYMBOLS[0])?;
+    let solve = kernels.function(OP, T::SYMBOLS[1])?;
+    let config = LaunchConfig { grid_dim: (args.tiles, args.k_heads, args.batch), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+    let mut launch = stream.launch_builder(&gram);
+    launch.arg(&args).arg(&qkv).arg(&tree.mask).arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut *scratch);
+    // SAFETY: lengths checked above; the kernel reads rows below cu_nodes[B] and writes tiles below `tiles`.
+    unsafe { launch.launch(config) }.map_err(driver)?;
+
+    let padded = max_nodes(batch).next_multiple_of(TILE);
+    let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 2 * 256 + padded * 8);
+    solve
+        .set_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32)
+        .map_err(driver)?;
+    let config = LaunchConfig {
+        grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
+        block_dim: (256, 1, 1),
+        shared_mem_bytes: shared as u32,
+    };
+    let mut launch = stream.launch_builder(&solve);
+    launch.arg(&args).arg(&qkv).arg(&gates).arg(&state).arg(&tree.parents).arg(&tree.mask);
+    launch.arg(&tree.cu_nodes).arg(&tree.slots).arg(&*scratch).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
+    unsafe { launch.launch(config) }.map_err(driver)?;
+    Ok(())
+}
+
+/// Device buffers of one commit call.
+#[derive(Debug)]
+pub struct CommitBuffers<'a, T> {
+    /// The rows that verify read.
+    pub qkv: CudaView<'a, T>,
+    /// Pseudo-values that verify wrote.
+    pub u: CudaView<'a, f32>,
+    /// Cumulative log gate that verify wrote.
+    pub g_cum: CudaView<'a, f32>,
+    /// The pool, in place.
+    pub state: CudaViewMut<'a, f32>,
+}
+
+/// Commits the accepted paths into the pool: `S <- exp(g_cum_a) S + sum_j exp(g_cum_a - g_cum_j) k_j u_j^T`.
+///
+/// # Errors
+/// Any wrong length, an unsupported head size or a slot outside the pool, before anything is launched.
+pub fn commit<T: Element>(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    paths: &AcceptedPaths,
+    on_device: &PathsOnDevice,
+    buffers: CommitBuffers<'_, T>,
+) -> Result<()> {
+    const OP: &str = "tree-gdn-commit";
+    let CommitBuffers { qkv, u, g_cum, mut state } = buffers;
+    let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
+    check_dims(OP, dims)?;
+    expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
+    expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
+    expect_len(OP, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
+    let pool = state.len() / dims.state_len();
+    expect_len(OP, "state", &[pool, dims.state_len()], state.len())?;
+    if let Some(slot) = paths.slots().iter().find(|&&slot| slot >= pool as i32) {
+        let expected = format!("below the pool's {pool} slots");
+        return Err(Error::Value { op: OP, arg: "slots", expected, got: slot.to_string() });
+    }
+    if paths.rows().is_empty() {
+        return Ok(());
+    }
+    let args = CommitArgs {
+        batch: paths.slots().len() as u32,
+        k_heads: dims.k_heads as u32,
+        v_heads: dims.v_heads as u32,
+    };
+    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[2])?;
+    let config = LaunchConfig {
+        grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
+        block_dim: (256, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&args).arg(&qkv).arg(&u).arg(&g_cum).arg(&on_device.rows).arg(&on_device.cu_rows);
+    launch.arg(&on_device.slots).arg(&mut state);
+    // SAFETY: lengths and slots checked above; each CTA writes its own value rows of its own slot.
+    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
+    Ok(())
+}

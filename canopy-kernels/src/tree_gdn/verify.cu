@@ -1,0 +1,303 @@
+// tree_gdn verify, split design, f32 throughout.
+//
+// gram:  one CTA owns one 32 x 32 tile (row block I, column block J <= I) of one key head of one sequence; a lane owns a column j and
+//        keeps k_j in registers, a warp walks 8 rows. Writes k_i.k_j and q_i.k_j; tiles without an ancestor pair are skipped.
+// solve: one CTA owns 32 value columns of one value head of one sequence; a lane owns a column. S0's 32 x 128 slice sits in registers
+//        while k and q rows are broadcast from shared memory; R, then U, sit in shared memory [nodes][32].
+// Order of every sum over nodes: ancestors in ascending node order, one FMA each, and nothing else is added, so a row's bits depend on
+// its root path alone and a NaN reaches descendants only.
+// Shared memory of solve: 128 nodes + 44 KiB of staging + tables, at most 88 KiB at 256 nodes.
+#include "args.cuh"
+#include "rows.cuh"
+
+namespace canopy {
+
+constexpr int kTile = 32;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kPad = kDk + 4;
+
+__device__ __forceinline__ size_t tile_index(uint32_t i, uint32_t j) { return (size_t)i * (i + 1) / 2 + j; }
+
+__device__ __forceinline__ const float* gram_tile(const float* scratch, const VerifyArgs& a, uint32_t b, uint32_t h, uint32_t i,
+                                                  uint32_t j) {
+    return scratch + (((size_t)b * a.k_heads + h) * a.tiles + tile_index(i, j)) * (2 * kTile * kTile);
+}
+
+template <typename T>
+__device__ void gram(VerifyArgs a, const T* qkv, const uint32_t* mask, const int* cu_nodes, const int* slots, float* scratch) {
+    __shared__ __align__(16) float k_rows[kTile][kPad];
+    __shared__ __align__(16) float q_rows[kTile][kPad];
+    const uint32_t b = blockIdx.z, h = blockIdx.y;
+    const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first;
+    uint32_t bi = 0;
+    while (tile_index(bi + 1, 0) <= blockIdx.x) ++bi;
+    const uint32_t bj = blockIdx.x - tile_index(bi, 0);
+    const int row0 = bi * kTile, col0 = bj * kTile;
+    if (slots[b] < 0 || row0 >= nodes) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool related = row0 + lane < nodes && mask[(size_t)(first + row0 + lane) * kMaskWords + bj] != 0;
+    if (!__any_sync(kFull, related)) return;
+
+    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    const T* k_head = qkv + (size_t)(a.k_heads + h) * kDk;
+    const T* q_head = qkv + (size_t)h * kDk;
+    float4 kj[kDk / 4];
+    for (int r = warp; r < kTile; r += 4) {
+        const int col = col0 + r;
+        const float4 k = col < nodes ? normed_row(k_head + (size_t)(first + col) * width, lane, 1.f) : make_float4(0, 0, 0, 0);
+        *reinterpret_cast<float4*>(&k_rows[r][4 * lane]) = k;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kDk / 4; ++c) kj[c] = *reinterpret_cast<const float4*>(&k_rows[lane][4 * c]);
+    __syncthreads();
+    for (int r = warp; r < kTile; r += 4) {
+        const int row = row0 + r;
+        float4 k = make_float4(0, 0, 0, 0), q = k;
+        if (row < nodes) {
+            k = normed_row(k_head + (size_t)(first + row) * width, lane, 1.f);
+            q = normed_row(q_head + (size_t)(first + row) * width, lane, a.scale);
+        }
+        *reinterpret_cast<float4*>(&k_rows[r][4 * lane]) = k;
+        *reinterpret_cast<float4*>(&q_rows[r][4 * lane]) = q;
+    }
+    __syncwarp();
+    float* out = const_cast<float*>(gram_tile(scratch, a, b, h, bi, bj));
+    for (int r = warp; r < kTile; r += 4) {
+        float kk[2] = {0.f, 0.f}, qk[2] = {0.f, 0.f};
+#pragma unroll
+        for (int c = 0; c < kDk / 4; ++c) {
+            kk[c & 1] = dot4(*reinterpret_cast<const float4*>(&k_rows[r][4 * c]), kj[c], kk[c & 1]);
+            qk[c & 1] = dot4(*reinterpret_cast<const float4*>(&q_rows[r][4 * c]), kj[c], qk[c & 1]);
+        }
+        out[r * kTile + lane] = kk[0] + kk[1];
+        out[kTile * kTile + r * kTile + lane] = qk[0] + qk[1];
+    }
+}
+
+struct SolveShared {
+    float* u;         // [nodes rounded up to 32][32]: R, then U
+    float* rows;      // [2][32][128] staged k and q rows; before that [32][132] of S0
+    float* g;         // [8 warps][4 rows][32] coefficients; the diagonal block uses it as [32][32] transposed
+    float* g_cum;     // [256]
+    float* beta;      // [256]
+    uint32_t* mask;   // [nodes][8]
+};
+
+__device__ __forceinline__ SolveShared carve(float* base, int padded) {
+    SolveShared s;
+    s.u = base;
+    s.rows = s.u + padded * kTile;
+    s.g = s.rows + 2 * kTile * kDk;
+    s.g_cum = s.g + kTile * kTile;
+    s.beta = s.g_cum + 256;
+    s.mask = reinterpret_cast<uint32_t*>(s.beta + 256);
+    return s;
+}
+
+// g_cum by pointer jumping: the order of the sum depends on the node's depth alone.
+__device__ void cumulative_gates(const SolveShared& s, const int* parents, const float* gates, int first, int nodes, uint32_t v_heads,
+                                 uint32_t hv) {
+    __shared__ int anc[256];
+    const int i = threadIdx.x;
+    if (i < nodes) {
+        const float* row = gates + (size_t)(first + i) * 2 * v_heads;
+        s.g_cum[i] = row[hv];
+        s.beta[i] = row[v_heads + hv];
+        anc[i] = parents[first + i];
+    }
+    __syncthreads();
+    while (true) {
+        const int up = i < nodes ? anc[i] : -1;
+        const float add = up >= 0 ? s.g_cum[up] : 0.f;
+        const int next = up >= 0 ? anc[up] : -1;
+        if (!__syncthreads_or(up >= 0)) break;
+        if (up >= 0) {
+            s.g_cum[i] += add;
+            anc[i] = next;
+        }
+        __syncthreads();
+    }
+}
+
+// R into s.u, and exp(g_cum) q S0 into o, for every row.
+template <typename T>
+__device__ void project(const VerifyArgs& a, const SolveShared& s, const T* qkv, const float* state, float* o, int first, int nodes,
+                        uint32_t hv, int col) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int idx = threadIdx.x; idx < kTile * kDk / 4; idx += kThreads) {
+        const int r = idx / (kDk / 4), c = idx % (kDk / 4);
+        *reinterpret_cast<float4*>(&s.rows[r * kPad + 4 * c]) = load4(state + (size_t)(col - lane + r) * kDk + 4 * c);
+    }
+    __syncthreads();
+    float4 s0[kDk / 4];
+#pragma unroll
+    for (int c = 0; c < kDk / 4; ++c) s0[c] = *reinterpret_cast<const float4*>(&s.rows[lane * kPad + 4 * c]);
+    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    const uint32_t h = hv / (a.v_heads / a.k_heads);
+    for (int row0 = 0; row0 < nodes; row0 += kTile) {
+        __syncthreads();
+        for (int r = warp; r < kTile; r += kWarps) {
+            if (row0 + r >= nodes) continue;
+            const T* row = qkv + (size_t)(first + row0 + r) * width;
+            *reinterpret_cast<float4*>(&s.rows[r * kDk + 4 * lane]) = normed_row(row + (size_t)(a.k_heads + h) * kDk, lane, 1.f);
+            *reinterpret_cast<float4*>(&s.rows[(kTile + r) * kDk + 4 * lane]) = normed_row(row + (size_t)h * kDk, lane, a.scale);
+        }
+        __syncwarp();
+        for (int r = warp; r < kTile; r += kWarps) {
+            const int node = row0 + r;
+            if (node >= nodes) continue;
+            float ks[2] = {0.f, 0.f}, qs[2] = {0.f, 0.f};
+#pragma unroll
+            for (int c = 0; c < kDk / 4; ++c) {
+                ks[c & 1] = dot4(*reinterpret_cast<const float4*>(&s.rows[r * kDk + 4 * c]), s0[c], ks[c & 1]);
+                qs[c & 1] = dot4(*reinterpret_cast<const float4*>(&s.rows[(kTile + r) * kDk + 4 * c]), s0[c], qs[c & 1]);
+            }
+            const float decay = expf(s.g_cum[node]);
+            const float v = to_f32(qkv[(size_t)(first + node) * width + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col]);
+            s.u[node * kTile + lane] = s.beta[node] * (v - decay * (ks[0] + ks[1]));
+            o[((size_t)(first + node) * a.v_heads + hv) * kDv + col] = decay * (qs[0] + qs[1]);
+        }
+    }
+    __syncthreads();
+}
+
+// Column I of the elimination; a template, because a register array must only see constant indices on every target.
+template <int I>
+__device__ __forceinline__ void eliminate(const SolveShared& s, uint32_t above, float (&r)[kTile]) {
+    if constexpr (I < kTile) {
+        const uint32_t below = __ballot_sync(kFull, above >> I & 1u);
+        const float* g = s.g + I * kTile;
+#pragma unroll
+        for (int t = I + 1; t < kTile; ++t) r[t] = (below >> t & 1u) ? fmaf(-g[t], r[I], r[t]) : r[t];
+        eliminate<I + 1>(s, above, r);
+    }
+}
+
+// One warp solves a diagonal block in registers, right-looking: u_i is final, then it is taken from its descendants.
+__device__ void solve_diagonal(const SolveShared& s, const float* kk, int row0, int nodes) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t word = row0 / kTile;
+    const bool live = row0 + lane < nodes;
+    const uint32_t above = live ? s.mask[(row0 + lane) * kMaskWords + word] & ((1u << lane) - 1u) : 0u;
+    const float own = live ? s.g_cum[row0 + lane] : 0.f, write = live ? s.beta[row0 + lane] : 0.f;
+#pragma unroll 4
+    for (int j = 0; j < kTile; ++j) {  // lane = row here
+        const bool ancestor = above >> j & 1u;
+        s.g[j * kTile + lane] = ancestor ? write * expf(own - s.g_cum[row0 + j]) * kk[lane * kTile + j] : 0.f;
+    }
+    __syncwarp();
+    float r[kTile];
+#pragma unroll
+    for (int i = 0; i < kTile; ++i) r[i] = s.u[(row0 + i) * kTile + lane];  // lane = column from here
+    eliminate<0>(s, above, r);
+#pragma unroll
+    for (int i = 0; i < kTile; ++i) s.u[(row0 + i) * kTile + lane] = r[i];
+}
+
+// acc[x] += sign * sum over ancestors j in block bj of coefficient * u_j, for this warp's rows row + x.
+template <bool kOutput>
+__device__ __forceinline__ void accumulate(const SolveShared& s, const float* pairs, int row, int rows, int bj, int tile_row, float* acc) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* g = s.g + warp * 4 * kTile;
+    const int col0 = bj * kTile;
+    uint32_t bits[4], any = 0;
+    __syncwarp();
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+        bits[x] = x < rows ? s.mask[(row + x) * kMaskWords + bj] : 0u;
+        any |= bits[x];
+        float c = 0.f;
+        if (bits[x] >> lane & 1u) {
+            c = expf(s.g_cum[row + x] - s.g_cum[col0 + lane]) * pairs[(tile_row + x) * kTile + lane];
+            if (!kOutput) c *= -s.beta[row + x];
+        }
+        g[x * kTile + lane] = c;
+    }
+    __syncwarp();
+    while (any) {
+        const int j = __ffs(any) - 1;
+        any &= any - 1;
+        const float u = s.u[(col0 + j) * kTile + lane];
+#pragma unroll
+        for (int x = 0; x < 4; ++x)
+            if (bits[x] >> j & 1u) acc[x] = fmaf(g[x * kTile + j], u, acc[x]);
+    }
+}
+
+template <typename T>
+__device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const float* state, const int* parents, const uint32_t* mask,
+                      const int* cu_nodes, const int* slots, const float* scratch, float* o, float* u_out, float* g_cum_out) {
+    extern __shared__ __align__(16) float shared[];
+    const uint32_t b = blockIdx.z, hv = blockIdx.y;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];
+    const int col = blockIdx.x * kTile + lane;
+    if (slot < 0) {
+        for (int i = warp; i < nodes; i += kWarps) {
+            const size_t at = ((size_t)(first + i) * a.v_heads + hv) * kDv + col;
+            o[at] = 0.f;
+            u_out[at] = 0.f;
+            if (blockIdx.x == 0 && lane == 0) g_cum_out[(size_t)(first + i) * a.v_heads + hv] = 0.f;
+        }
+        return;
+    }
+    const int blocks = (nodes + kTile - 1) / kTile;
+    const SolveShared s = carve(shared, blocks * kTile);
+    for (int i = threadIdx.x; i < nodes * kMaskWords; i += kThreads) s.mask[i] = mask[(size_t)first * kMaskWords + i];
+    for (int i = nodes * kTile + threadIdx.x; i < blocks * kTile * kTile; i += kThreads) s.u[i] = 0.f;
+    cumulative_gates(s, parents, gates, first, nodes, a.v_heads, hv);
+    project(a, s, qkv, state + ((size_t)slot * a.v_heads + hv) * kDv * kDk, o, first, nodes, hv, col);
+
+    const uint32_t h = hv / (a.v_heads / a.k_heads);
+    for (int bi = 0; bi < blocks; ++bi) {
+        if (warp == 0) solve_diagonal(s, gram_tile(scratch, a, b, h, bi, bi), bi * kTile, nodes);
+        __syncthreads();
+        for (int row = (bi + 1) * kTile + warp * 4; row < nodes; row += kWarps * 4) {
+            const int rows = min(4, nodes - row);
+            float acc[4];
+#pragma unroll
+            for (int x = 0; x < 4; ++x) acc[x] = x < rows ? s.u[(row + x) * kTile + lane] : 0.f;
+            accumulate<false>(s, gram_tile(scratch, a, b, h, row / kTile, bi), row, rows, bi, row % kTile, acc);
+#pragma unroll
+            for (int x = 0; x < 4; ++x)
+                if (x < rows) s.u[(row + x) * kTile + lane] = acc[x];
+        }
+        __syncthreads();
+    }
+    for (int row = warp * 4; row < nodes; row += kWarps * 4) {
+        const int rows = min(4, nodes - row);
+        float acc[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) acc[x] = x < rows ? o[((size_t)(first + row + x) * a.v_heads + hv) * kDv + col] : 0.f;
+        for (int bj = 0; bj <= row / kTile; ++bj) {
+            const float* pairs = gram_tile(scratch, a, b, h, row / kTile, bj) + kTile * kTile;
+            accumulate<true>(s, pairs, row, rows, bj, row % kTile, acc);
+        }
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            if (x >= rows) continue;
+            const size_t at = ((size_t)(first + row + x) * a.v_heads + hv) * kDv + col;
+            o[at] = acc[x];
+            u_out[at] = s.u[(row + x) * kTile + lane];
+            if (blockIdx.x == 0 && lane == 0) g_cum_out[(size_t)(first + row + x) * a.v_heads + hv] = s.g_cum[row + x];
+        }
+    }
+}
+
+}  // namespace canopy
+
+#define CANOPY_VERIFY(NAME, T)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(128) tree_gdn_gram_##NAME##_k128(                                                    \
+        VerifyArgs args, const T* qkv, const uint32_t* mask, const int* cu_nodes, const int* slots, float* scratch) {                 \
+        canopy::gram<T>(args, qkv, mask, cu_nodes, slots, scratch);                                                                   \
+    }                                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256, 1) tree_gdn_solve_##NAME##_k128_v128(                                           \
+        VerifyArgs args, const T* qkv, const float* gates, const float* state, const int* parents, const uint32_t* mask,              \
+        const int* cu_nodes, const int* slots, const float* scratch, float* o, float* u, float* g_cum) {                              \
+        canopy::solve<T>(args, qkv, gates, state, parents, mask, cu_nodes, slots, scratch, o, u, g_cum);                              \
+    }
+
+CANOPY_VERIFY(bf16, __nv_bfloat16)
+CANOPY_VERIFY(f32, float)

@@ -1,0 +1,72 @@
+//! tree_conv and gates against their float64 oracles.
+
+use std::sync::Arc;
+
+use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
+use canopy_kernels::{AcceptedPaths, ConvDims, DraftTree, TreeBatch, gates, tree_conv};
+use cudarc::driver::CudaStream;
+
+use crate::Check;
+use crate::data::{Random, compare};
+
+pub const TESTS: &[(&str, Check)] = &[
+    ("tree_conv::verify_and_commit_equal_the_oracle", conv),
+    ("gates::forward_equals_the_oracle", gate_values),
+];
+
+fn text(e: impl std::fmt::Display) -> String {
+    e.to_string()
+}
+
+fn conv(stream: &Arc<CudaStream>) -> Result<(), String> {
+    let dims = ConvDims::new(1024).map_err(text)?;
+    // Siblings stand between parent and child in row order.
+    let odd = DraftTree::new(vec![-1, 0, 0, 1, 2, 1, 3, 4, 6]).map_err(text)?;
+    let trees = vec![odd, DraftTree::chain(1).map_err(text)?, DraftTree::bole(64, 4).map_err(text)?];
+    let batch = TreeBatch::new(trees, vec![2, 0, 1]).map_err(text)?;
+    let mut random = Random::new(17);
+    let (x, weight, state) =
+        (random.normals(batch.rows() * 1024), random.normals(4 * 1024), random.normals(3 * dims.state_len()));
+    let tree = TreeOnDevice::new(stream, &batch).map_err(text)?;
+    let (dx, dw) = (stream.clone_htod(&x).map_err(text)?, stream.clone_htod(&weight).map_err(text)?);
+    let mut ds = stream.clone_htod(&state).map_err(text)?;
+    let mut out = stream.clone_htod(&vec![f32::NAN; x.len()]).map_err(text)?;
+    let inputs = [dx.as_view(), dw.as_view(), ds.as_view()];
+    tree_conv::launch::verify::<f32>(stream, dims, &batch, &tree, inputs, out.as_view_mut()).map_err(text)?;
+    let got = stream.clone_dtoh(&out).map_err(text)?;
+    compare("conv", &got, &tree_conv::oracle::verify(dims, &batch, &x, &weight, &state))?;
+
+    let paths = AcceptedPaths::new(&batch, &[vec![0, 1, 3, 6], vec![0], vec![]]).map_err(text)?;
+    let on_device = PathsOnDevice::new(stream, &paths).map_err(text)?;
+    tree_conv::launch::commit::<f32>(stream, dims, &paths, &on_device, dx.as_view(), ds.as_view_mut()).map_err(text)?;
+    let got = stream.clone_dtoh(&ds).map_err(text)?;
+    if got != tree_conv::oracle::commit(dims, &paths, &x, &state) {
+        return Err("the committed conv state differs".into());
+    }
+    Ok(())
+}
+
+fn gate_values(stream: &Arc<CudaStream>) -> Result<(), String> {
+    let heads = 32;
+    let mut random = Random::new(23);
+    let mut ab = random.normals(40 * 2 * heads);
+    ab[0] = 100.0;
+    ab[1] = -100.0;
+    ab[2] = -200.0;
+    let mut a_log = random.normals(heads);
+    a_log[2] = 100.0;
+    let dt_bias = vec![0.0; heads];
+    let upload = |x: &[f32]| stream.clone_htod(x).map_err(text);
+    let (dab, da, db) = (upload(&ab)?, upload(&a_log)?, upload(&dt_bias)?);
+    let mut out = upload(&vec![f32::NAN; ab.len()])?;
+    gates::launch::forward::<f32>(stream, heads, dab.as_view(), da.as_view(), db.as_view(), out.as_view_mut()).map_err(text)?;
+    let got = stream.clone_dtoh(&out).map_err(text)?;
+    // The head with A_log = 100 spans forty orders of magnitude: compare it relative to itself.
+    let truth = gates::oracle::forward(heads, &ab, &a_log, &dt_bias);
+    for (i, (&g, &t)) in got.iter().zip(&truth).enumerate() {
+        if !((f64::from(g) - t).abs() <= 1e-5 * t.abs() + 1e-30) {
+            return Err(format!("gates[{i}]: got {g}, expected {t}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! CUDA kernels against the float64 oracles, on a device. Without one every test is listed as ignored and one line says why;
+//! `CANOPY_REQUIRE_GPU=1` turns that into a failure. Outputs start as NaN, so an element that a kernel does not write shows.
+
+mod conv;
+mod data;
+mod gdn;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use canopy_kernels::cuda::{BUILT_ARCHS, has_driver};
+use cudarc::driver::{CudaContext, CudaStream};
+use libtest_mimic::{Arguments, Trial};
+
+type Check = fn(&Arc<CudaStream>) -> Result<(), String>;
+
+fn stream() -> Result<Arc<CudaStream>, String> {
+    if !has_driver() {
+        return Err("no CUDA driver on this machine (libcuda was not found)".into());
+    }
+    let context = CudaContext::new(0).map_err(|e| e.to_string())?;
+    context.new_stream().map_err(|e| e.to_string())
+}
+
+fn main() -> ExitCode {
+    let args = Arguments::from_args();
+    let device = stream();
+    let required = std::env::var_os("CANOPY_REQUIRE_GPU").is_some_and(|value| value == "1");
+    if let Err(why) = &device {
+        eprintln!("GPU tests ignored: {why}; kernels built for sm {BUILT_ARCHS}");
+        if required {
+            return ExitCode::FAILURE;
+        }
+    }
+    let tests: Vec<(&str, Check)> = gdn::TESTS.iter().chain(conv::TESTS).copied().collect();
+    let trials = tests.into_iter().map(|(name, check)| {
+        let device = device.clone();
+        let ignored = device.is_err();
+        Trial::test(name, move || Ok(check(&device?)?)).with_ignored_flag(ignored)
+    });
+    libtest_mimic::run(&args, trials.collect()).exit_code()
+}
