@@ -186,7 +186,8 @@ def run_target(args, device, data):
             save_target(model, cfg, data, work)
             log(f"checkpoint at step {step}, valid loss {valid_loss(runner, data, T):.4f}")
             bundle(tree_files(args.work, "target"), "target")
-    log(f"trained {step} steps, {step * B * T / 1e6:.1f} M tokens")
+    tokens = step * B * T
+    log(f"trained {step} steps, {tokens / 1e6:.1f} M tokens")
     runner.uncompile()
     T = args.seq
     v32 = valid_loss(runner, data, T, 8)
@@ -194,7 +195,7 @@ def run_target(args, device, data):
     vbf = valid_loss(runner, data, T, 8)
     log(f"valid loss {v32:.4f}, with bf16 weights {vbf:.4f}")
     save_target(model, cfg, data, work)
-    json.dump(dict(steps=step, tokens=step * B * T, valid_loss=vbf, valid_loss_fp32_weights=v32, seconds=time.time() - t0, parameters=count(model),
+    json.dump(dict(steps=step, tokens=tokens, valid_loss=vbf, valid_loss_fp32_weights=v32, seconds=time.time() - t0, parameters=count(model),
                    form=form, log=LOG), open(os.path.join(args.work, "target_log.json"), "w"), indent=1)
     bundle(tree_files(args.work, "target", "target_log.json"), "target")
     show_samples(model, data, dtype, device)
