@@ -7,8 +7,8 @@ use std::sync::Arc;
 use canopy_candle::Variant;
 use serde_json::Value;
 
-use crate::config::{Table, TargetConfig, target::dedup};
-use crate::draft::Drafter;
+use crate::config::{DraftConfig, Table, TargetConfig, target::dedup};
+use crate::draft::{DFlash, DraftOptions, Drafter};
 use crate::files::ModelFiles;
 use crate::model::{ModelOptions, Qwen35};
 use crate::target::Target;
@@ -105,9 +105,12 @@ pub struct Loaded {
 /// Whatever is wrong first, naming file and key or tensor; [`Error::Hub`] says what to do without a network.
 pub fn load(options: &LoadOptions) -> Result<Loaded> {
     let files = resolve(&options.target, options.offline)?;
-    let target = load_target(&files, options)?;
+    let mut target = load_target(&files, options)?;
     let tokenizer = load_tokenizer(&files, target.config())?;
-    let drafter = load_drafter(&target, options)?;
+    let drafter: Option<Box<dyn Drafter>> = match resolve_drafter(options)? {
+        Some(files) => Some(Box::new(load_drafter(&files, &mut target, options)?)),
+        None => None,
+    };
     let name = match &options.target {
         ModelSource::Embedded => embedded::NAME.into(),
         ModelSource::Directory(dir) => directory_name(dir),
@@ -174,9 +177,27 @@ pub fn load_tokenizer(files: &ModelFiles, config: &TargetConfig) -> Result<Token
     }
 }
 
-fn load_drafter(target: &Qwen35, options: &LoadOptions) -> Result<Option<Box<dyn Drafter>>> {
-    let _ = (target, options);
-    Ok(None)
+/// The files of the drafter that `options` ask for, if any.
+pub fn resolve_drafter(options: &LoadOptions) -> Result<Option<ModelFiles>> {
+    match (&options.drafter, &options.target) {
+        (Some(ModelSource::Embedded), _) | (None, ModelSource::Embedded) => Ok(Some(embedded::drafter())),
+        (Some(source), _) => resolve(source, options.offline).map(Some),
+        (None, _) => Ok(None),
+    }
+}
+
+/// The drafter of a loaded target, which it sets to return the drafter's features.
+pub fn load_drafter(files: &ModelFiles, target: &mut Qwen35, options: &LoadOptions) -> Result<DFlash> {
+    let what = files.path("config.json").display().to_string();
+    let config = DraftConfig::from_json(&what, &files.require("config.json")?, target.config())?;
+    let sizes = DraftOptions {
+        slots: target.slots(),
+        context_len: target.context_len(),
+        device: device::parse(&options.device)?,
+    };
+    let drafter = DFlash::load(&files.weights(options.dtype)?, config, target.head(), sizes)?;
+    target.set_taps(drafter.taps())?;
+    Ok(drafter)
 }
 
 fn directory_name(dir: &Path) -> String {

@@ -1,8 +1,15 @@
 //! Drafters: what proposes a block of tokens after a stream's root.
 
+mod dflash;
+mod dflash_cache;
+mod dflash_layer;
+
 use candle_core::Tensor;
 
+pub use dflash::{DFlash, DraftOptions};
+
 use crate::Result;
+use crate::target::Snapshot;
 
 /// One stream's draft in a call.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +34,20 @@ pub trait Drafter: Send {
     fn reset(&mut self, slot: usize) -> Result<()>;
     /// Appends committed tokens' features `[n, taps * hidden]` to a slot's context.
     fn extend(&mut self, slot: usize, features: &Tensor) -> Result<()>;
+    /// [`Self::extend`] for several slots: `features` holds the rows of the first slot, then those of the next.
+    /// `rows` lists (slot, number of rows), every slot once.
+    fn extend_packed(&mut self, rows: &[(usize, usize)], features: &Tensor) -> Result<()> {
+        let mut first = 0;
+        for &(slot, count) in rows {
+            self.extend(slot, &features.narrow(0, first, count)?)?;
+            first += count;
+        }
+        Ok(())
+    }
     /// Logits `[horizon, vocab]` f32 for depths 1..=horizon, one tensor per request.
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>>;
     /// Saves a slot's context.
-    fn snapshot(&self, slot: usize) -> Result<crate::target::Snapshot>;
+    fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved context into a slot.
-    fn restore(&mut self, slot: usize, snapshot: &crate::target::Snapshot) -> Result<()>;
+    fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()>;
 }

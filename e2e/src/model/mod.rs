@@ -27,7 +27,7 @@ struct Round {
 }
 
 /// The outputs of a packed product as an array.
-fn outputs<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N]> {
+pub(crate) fn outputs<const N: usize>(parts: Vec<Tensor>) -> Result<[Tensor; N]> {
     parts.try_into().map_err(|parts: Vec<Tensor>| {
         canopy_kernels::Error::Shape {
             op: "packed linear",

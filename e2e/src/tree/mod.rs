@@ -1,1 +1,123 @@
 //! Draft-tree builders.
+//!
+//! A builder turns a drafter's logits `[horizon, vocab]` (row d - 1 holds the candidates of depth d) into a
+//! [`CandidateTree`]. It promises: node 0 is the root; parents come before their children; the children of one
+//! node carry different tokens; at most `budget` other nodes; joint probabilities never rise from one node to
+//! the next, so that every prefix of the node order is itself the best tree of its size.
+//!
+//! ```
+//! use canopy_e2e::tree::{BuildOptions, build_ddtree};
+//! // Depth 1 prefers token 2 over token 0; depth 2 is sure of token 1.
+//! let logits = [1.0, -9.0, 2.0, -9.0, 5.0, -9.0];
+//! let tree = build_ddtree(&logits, 3, 7, BuildOptions { budget: 3, ..Default::default() })?;
+//! assert_eq!(tree.tokens(), [7, 2, 1, 0]);
+//! assert_eq!(tree.tree().parents(), [-1, 0, 1, 0]);
+//! # Ok::<(), canopy_e2e::Error>(())
+//! ```
+
+mod budget;
+mod ddtree;
+mod heap;
+mod marginals;
+mod row;
+
+use canopy_kernels::DraftTree;
+
+pub use budget::{best_budget, expected_tokens};
+pub use ddtree::{build_chain, build_ddtree, chain_from, ddtree_from};
+pub use marginals::{Marginals, depth_ranks};
+
+use crate::Result;
+
+/// What a builder may spend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Most nodes besides the root, at most `DraftTree::MAX_NODES - 1`. 0 gives the root alone.
+    pub budget: usize,
+    /// Most candidates of one depth. 0 gives the root alone; more than the vocabulary is the vocabulary.
+    pub top_k: usize,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        Self { budget: 16, top_k: usize::MAX }
+    }
+}
+
+/// A draft tree with its tokens and the drafter's probabilities, nodes in the order in which they were taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CandidateTree {
+    tree: DraftTree,
+    tokens: Vec<u32>,
+    ranks: Vec<u32>,
+    joint: Vec<f64>,
+    log_probs: Vec<f64>,
+}
+
+impl CandidateTree {
+    /// The root alone: what a round without drafting verifies.
+    pub fn root_only(root: u32) -> Result<Self> {
+        Ok(Self {
+            tree: DraftTree::chain(1)?,
+            tokens: vec![root],
+            ranks: vec![0],
+            joint: vec![0.0],
+            log_probs: vec![0.0],
+        })
+    }
+
+    /// The tree's shape.
+    pub fn tree(&self) -> &DraftTree {
+        &self.tree
+    }
+
+    /// One token per node; the root's is the stream's root token.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Each node's place in its depth's order of candidates; 0 for the root.
+    pub fn ranks(&self) -> &[u32] {
+        &self.ranks
+    }
+
+    /// ln of the product of the drafter's probabilities along each node's path; 0 for the root.
+    pub fn joint_log_probs(&self) -> &[f64] {
+        &self.joint
+    }
+
+    /// ln of the drafter's probability of each node's token at its depth; 0 for the root.
+    pub fn log_probs(&self) -> &[f64] {
+        &self.log_probs
+    }
+
+    /// The drafter's probability of a node's token at its depth; 1 for the root.
+    pub fn prob(&self, node: usize) -> f32 {
+        self.log_probs[node].exp() as f32
+    }
+
+    /// Nodes besides the root.
+    pub fn budget(&self) -> usize {
+        self.tokens.len() - 1
+    }
+
+    /// The node of `parent`'s child that carries `token`.
+    pub fn child(&self, parent: usize, token: u32) -> Option<usize> {
+        let is_child = |&node: &usize| self.tree.parent(node) == Some(parent) && self.tokens[node] == token;
+        (parent + 1..self.tokens.len()).find(is_child)
+    }
+
+    /// Keeps the root and the first `budget` other nodes, which are the best tree of that size.
+    pub fn truncate(&mut self, budget: usize) -> Result<()> {
+        if budget >= self.budget() {
+            return Ok(());
+        }
+        let nodes = budget + 1;
+        self.tree = DraftTree::new(self.tree.parents()[..nodes].to_vec())?;
+        self.tokens.truncate(nodes);
+        self.ranks.truncate(nodes);
+        self.joint.truncate(nodes);
+        self.log_probs.truncate(nodes);
+        Ok(())
+    }
+}

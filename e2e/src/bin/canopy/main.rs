@@ -2,7 +2,10 @@
 
 use clap::{Parser, Subcommand};
 
+mod draft;
 mod logits;
+mod pair;
+mod tree;
 
 #[derive(Parser)]
 #[command(name = "canopy", version, about, arg_required_else_help = true)]
@@ -13,11 +16,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Draft(draft::Args),
     Logits(logits::Args),
+    Tree(tree::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Draft(args) => draft::run(args),
         Command::Logits(args) => logits::run(args),
+        Command::Tree(args) => tree::run(args),
     }
 }

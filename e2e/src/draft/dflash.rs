@@ -1,0 +1,259 @@
+//! DFlash (arXiv 2602.06036): a block of masks after the root, denoised in one pass over target features.
+//!
+//! ```text
+//! context   ctx = hidden_norm(fc(tap outputs side by side))          once per committed token
+//! block     h = [embed(root), embed(mask) x (B - 1)]                 positions start .. start + B - 1
+//! layer     q = q_norm(Wq n), k = k_norm(Wk [ctx; n]), v = Wv [ctx; n]    n = input_norm(h), RoPE on q and k
+//!           h += Wo attention(q, k, v);  h += mlp(post_norm(h))
+//! logits    target's head(norm(h)) of rows 1 .. B - 1: depths 1 .. B - 1
+//! ```
+//!
+//! start = committed tokens = context rows. Context keys and values are computed when their features come and kept;
+//! the block's own are written behind them and overwritten by the next rows. Every step works row by row or within
+//! one stream, so a stream's logits do not depend on the other streams of a call.
+
+use candle_core::{DType, Device, Tensor};
+use canopy_candle::{NormKind, PackedLinear, rms_norm};
+use canopy_kernels::Error as KernelError;
+
+use super::dflash_cache::{CacheSize, ContextCache};
+use super::dflash_layer::{Block, DFlashLayer};
+use super::{DraftRequest, Drafter};
+use crate::config::DraftConfig;
+use crate::model::SharedHead;
+use crate::target::Snapshot;
+use crate::weights::Weights;
+use crate::{Error, Result};
+
+/// Names before the drafter's tensors.
+const PREFIXES: [&str; 2] = ["", "model."];
+
+/// How a drafter is set up besides its checkpoint.
+#[derive(Clone, Debug)]
+pub struct DraftOptions {
+    /// Pool slots, the target's.
+    pub slots: usize,
+    /// Most context rows of one slot, the target's context length.
+    pub context_len: usize,
+    /// Where the drafter runs.
+    pub device: Device,
+}
+
+/// The block drafter with the context of its slots.
+#[derive(Debug)]
+pub struct DFlash {
+    config: DraftConfig,
+    head: SharedHead,
+    fc: PackedLinear,
+    hidden_norm: Tensor,
+    layers: Vec<DFlashLayer>,
+    norm: Tensor,
+    cache: ContextCache,
+}
+
+impl DFlash {
+    /// Loads a drafter; `head` is the target's.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] naming file, tensor, expected and got; [`Error::Config`] when `head` has other sizes or
+    /// the options are impossible.
+    pub fn load(
+        weights: &Weights,
+        config: DraftConfig,
+        head: SharedHead,
+        options: DraftOptions,
+    ) -> Result<Self> {
+        let sizes = [("slots", options.slots), ("context_len", options.context_len)];
+        if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            let message = "expected at least 1, got 0".into();
+            return Err(Error::Config { what: "drafter options".into(), key: key.into(), message });
+        }
+        let (expected, got) =
+            ((config.vocab_size, config.hidden_size), (head.vocab_size(), head.hidden_size()));
+        if expected != got {
+            let message = format!("expected [vocab, hidden] {expected:?}, got {got:?}");
+            return Err(Error::Config { what: "drafter".into(), key: "target's head".into(), message });
+        }
+        let (device, hidden) = (&options.device, config.hidden_size);
+        let prefix = weights.find_prefix(&PREFIXES, "fc.weight")?;
+        let norm = |name: &str| weights.f32(&format!("{prefix}{name}.weight"), &[hidden], device);
+        let layers = (0..config.layers.len())
+            .map(|index| DFlashLayer::load(weights, prefix, &config, index, device))
+            .collect::<Result<_>>()?;
+        let size = CacheSize {
+            slots: options.slots,
+            context_len: options.context_len,
+            layers: config.layers.len(),
+            block_size: config.block_size,
+        };
+        Ok(Self {
+            fc: weights.linear(&format!("{prefix}fc.weight"), hidden, config.taps.len() * hidden, device)?,
+            hidden_norm: norm("hidden_norm")?,
+            norm: norm("norm")?,
+            layers,
+            cache: ContextCache::new(size, config.attn, device)?,
+            head,
+            config,
+        })
+    }
+
+    /// The configuration it was loaded with.
+    pub fn config(&self) -> &DraftConfig {
+        &self.config
+    }
+
+    /// Context features `[n, hidden]` of tap outputs `[n, taps * hidden]`: what every layer's context keys and
+    /// values are projected from.
+    pub fn context_features(&self, features: &Tensor) -> Result<Tensor> {
+        self.check_features(features)?;
+        let fused = self.fc.forward_one(features)?;
+        Ok(rms_norm(&fused, &self.hidden_norm, self.eps(), NormKind::Plain)?)
+    }
+
+    /// Copies of a slot's context keys (normed, RoPE applied) and values `[rows, Hkv, D]`, layer by layer.
+    pub fn context_tensors(&self, slot: usize) -> Result<Vec<(Tensor, Tensor)>> {
+        self.cache.copy(slot)
+    }
+
+    /// [`Drafter::draft`] that shows the block rows `[requests * block_size, hidden]` after every layer, before the
+    /// final norm.
+    pub fn draft_observed(
+        &mut self,
+        requests: &[DraftRequest],
+        observe: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<Vec<Tensor>> {
+        self.check_requests(requests)?;
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let normed = self.block(requests, observe)?;
+        self.logits(requests, &normed)
+    }
+
+    fn eps(&self) -> f32 {
+        self.config.rms_norm_eps as f32
+    }
+
+    /// Checks `[n, taps * hidden]`; returns n.
+    fn check_features(&self, features: &Tensor) -> Result<usize> {
+        let width = self.config.taps.len() * self.config.hidden_size;
+        match features.dims() {
+            &[rows, got] if got == width => Ok(rows),
+            got => {
+                let (expected, got) = (Box::new([got.first().copied().unwrap_or(0), width]), got.into());
+                Err(KernelError::Shape { op: "drafter", arg: "features", expected, got }.into())
+            }
+        }
+    }
+
+    fn check_requests(&self, requests: &[DraftRequest]) -> Result<()> {
+        for request in requests {
+            if request.horizon > self.config.horizon() {
+                let expected = format!("at most block_size - 1 = {}", self.config.horizon());
+                return Err(Error::Request { field: "horizon", expected, got: request.horizon.to_string() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The block rows of all requests through all layers and the final norm, `[requests * block_size, hidden]`.
+    fn block(&self, requests: &[DraftRequest], observe: &mut dyn FnMut(usize, &Tensor)) -> Result<Tensor> {
+        let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
+        let (rows, blocks) = self.cache.place_blocks(&slots)?;
+        let positions = rows.positions();
+        let masks = std::iter::repeat_n(self.config.mask_token, self.config.horizon());
+        let tokens: Vec<u32> =
+            requests.iter().flat_map(|request| std::iter::once(request.root).chain(masks.clone())).collect();
+        let block = Block { rows: &rows, blocks: &blocks, positions: &positions };
+        let mut stream = self.head.embed(&tokens)?;
+        let mut normed = rms_norm(&stream, &self.layers[0].input_norm, self.eps(), NormKind::Plain)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let next_norm = self.layers.get(index + 1).map_or(&self.norm, |next| &next.input_norm);
+            let pool = self.cache.pool(index);
+            (stream, normed) = layer.forward(pool, &block, (&stream, &normed), next_norm)?;
+            observe(index, &stream);
+        }
+        Ok(normed)
+    }
+
+    /// The head over the wanted rows of all requests, one tensor per request.
+    fn logits(&self, requests: &[DraftRequest], normed: &Tensor) -> Result<Vec<Tensor>> {
+        let vocab = self.head.vocab_size();
+        let wanted: Vec<Tensor> = requests
+            .iter()
+            .enumerate()
+            .filter(|(_, request)| request.horizon > 0)
+            .map(|(index, request)| normed.narrow(0, index * self.config.block_size + 1, request.horizon))
+            .collect::<candle_core::Result<_>>()?;
+        let logits = match wanted.as_slice() {
+            [] => None,
+            [one] => Some(self.head.logits(one)?),
+            several => Some(self.head.logits(&Tensor::cat(several, 0)?)?),
+        };
+        let mut first = 0;
+        let mut take = |request: &DraftRequest| {
+            let Some(logits) = logits.as_ref().filter(|_| request.horizon > 0) else {
+                return Ok(Tensor::zeros((0, vocab), DType::F32, normed.device())?);
+            };
+            let rows = logits.narrow(0, first, request.horizon)?.to_dtype(DType::F32)?;
+            first += request.horizon;
+            Ok(rows)
+        };
+        requests.iter().map(&mut take).collect()
+    }
+}
+
+impl Drafter for DFlash {
+    fn block_size(&self) -> usize {
+        self.config.block_size
+    }
+
+    fn taps(&self) -> &[usize] {
+        &self.config.taps
+    }
+
+    fn context_len(&self, slot: usize) -> usize {
+        self.cache.len(slot)
+    }
+
+    fn reset(&mut self, slot: usize) -> Result<()> {
+        self.cache.reset(slot)
+    }
+
+    fn extend(&mut self, slot: usize, features: &Tensor) -> Result<()> {
+        let rows = self.check_features(features)?;
+        self.extend_packed(&[(slot, rows)], features)
+    }
+
+    fn extend_packed(&mut self, rows: &[(usize, usize)], features: &Tensor) -> Result<()> {
+        let got = self.check_features(features)?;
+        let expected: usize = rows.iter().map(|&(_, count)| count).sum();
+        if got != expected {
+            let (expected, got) = (Box::new([expected]), Box::new([got]));
+            return Err(KernelError::Shape { op: "drafter", arg: "rows of features", expected, got }.into());
+        }
+        let rows = self.cache.place_context(rows)?;
+        if got == 0 {
+            return Ok(());
+        }
+        let context = self.context_features(features)?;
+        let positions = rows.positions();
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.extend(self.cache.pool(index), &rows, &positions, &context)?;
+        }
+        self.cache.advance(&rows);
+        Ok(())
+    }
+
+    fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>> {
+        self.draft_observed(requests, &mut |_, _| {})
+    }
+
+    fn snapshot(&self, slot: usize) -> Result<Snapshot> {
+        self.cache.snapshot(slot)
+    }
+
+    fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()> {
+        self.cache.restore(slot, snapshot)
+    }
+}

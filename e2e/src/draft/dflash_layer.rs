@@ -1,0 +1,127 @@
+//! One layer of the block drafter.
+
+use candle_core::{Device, Tensor};
+use canopy_candle::{
+    AttnDims, BlockMask, DraftBlocks, NormKind, PackedLinear, QkNormRope, add_rms_norm, block_attention,
+    qk_norm_rope, swiglu,
+};
+
+use super::dflash_cache::Rows;
+use crate::Result;
+use crate::cache::KvPool;
+use crate::config::DraftConfig;
+use crate::weights::Weights;
+
+/// Attention over context and block, then SwiGLU. Keys and values come from one pair of projections, applied to
+/// context features and to the block's normed rows alike.
+#[derive(Debug)]
+pub(super) struct DFlashLayer {
+    pub(super) input_norm: Tensor,
+    q_proj: PackedLinear,
+    kv_proj: PackedLinear,
+    rope: QkNormRope,
+    /// `rope` for context rows, which have keys and no queries.
+    key_rope: QkNormRope,
+    mask: BlockMask,
+    o_proj: PackedLinear,
+    post_norm: Tensor,
+    gate_up: PackedLinear,
+    down: PackedLinear,
+    dims: AttnDims,
+}
+
+/// What every layer of one draft reads.
+pub(super) struct Block<'a> {
+    pub(super) rows: &'a Rows,
+    pub(super) blocks: &'a DraftBlocks,
+    pub(super) positions: &'a [i32],
+}
+
+impl DFlashLayer {
+    /// Loads `{prefix}layers.{index}.*`.
+    pub(super) fn load(
+        weights: &Weights,
+        prefix: &str,
+        config: &DraftConfig,
+        index: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let (dims, hidden, inter) = (config.attn, config.hidden_size, config.intermediate_size);
+        let name = |part: &str| format!("{prefix}layers.{index}.{part}.weight");
+        let norm = |part: &str, width: usize| weights.f32(&name(part), &[width], device);
+        let matrix = |part: &str, rows, inputs| weights.linear(&name(part), rows, inputs, device);
+        let [k, v] = ["self_attn.k_proj", "self_attn.v_proj"].map(name);
+        let [gate, up] = ["mlp.gate_proj", "mlp.up_proj"].map(name);
+        let kv: [&[(&str, usize)]; 2] = [&[(&k, dims.kv_width())], &[(&v, dims.kv_width())]];
+        let gate_up: [&[(&str, usize)]; 2] = [&[(&gate, inter)], &[(&up, inter)]];
+        let rope = QkNormRope {
+            dims,
+            gated: false,
+            q_norm: norm("self_attn.q_norm", dims.head_dim)?,
+            k_norm: norm("self_attn.k_norm", dims.head_dim)?,
+            eps: config.rms_norm_eps as f32,
+            kind: NormKind::Plain,
+            inv_freq: Tensor::from_vec(config.inv_freq(), dims.head_dim / 2, device)?,
+        };
+        Ok(Self {
+            input_norm: norm("input_layernorm", hidden)?,
+            q_proj: matrix("self_attn.q_proj", dims.q_width(), hidden)?,
+            kv_proj: weights.packed(&kv, hidden, device)?,
+            key_rope: QkNormRope {
+                dims: AttnDims::new(dims.kv_heads, dims.kv_heads, dims.head_dim)?,
+                ..rope.clone()
+            },
+            rope,
+            mask: config.layers[index],
+            o_proj: matrix("self_attn.o_proj", hidden, dims.q_width())?,
+            post_norm: norm("post_attention_layernorm", hidden)?,
+            gate_up: weights.packed(&gate_up, hidden, device)?,
+            down: matrix("mlp.down_proj", hidden, inter)?,
+            dims,
+        })
+    }
+
+    /// Writes the keys and values of context features `[n, hidden]` into the pool.
+    pub(super) fn extend(
+        &self,
+        pool: &KvPool,
+        rows: &Rows,
+        positions: &[i32],
+        features: &Tensor,
+    ) -> Result<()> {
+        let [k_proj, v] = pair(self.kv_proj.forward(features)?)?;
+        let (_, k) = qk_norm_rope(&self.key_rope, &k_proj, &k_proj, positions)?;
+        self.append(pool, rows, &k, v)
+    }
+
+    /// One layer for block rows: residual stream and its normed rows, both `[rows, hidden]`, in; the stream after
+    /// the layer, and it under `next_norm`, out.
+    pub(super) fn forward(
+        &self,
+        pool: &KvPool,
+        block: &Block<'_>,
+        (stream, normed): (&Tensor, &Tensor),
+        next_norm: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
+        let (eps, kind) = (self.rope.eps, self.rope.kind);
+        let q_proj = self.q_proj.forward_one(normed)?;
+        let [k_proj, v] = pair(self.kv_proj.forward(normed)?)?;
+        let (q, k) = qk_norm_rope(&self.rope, &q_proj, &k_proj, block.positions)?;
+        self.append(pool, block.rows, &k, v)?;
+        let attn = block_attention(block.blocks, self.mask, self.dims, &q, &pool.keys, &pool.values)?;
+        let mixed = self.o_proj.forward_one(&attn.flatten_from(1)?)?;
+        let (stream, normed) = add_rms_norm(&mixed, stream, &self.post_norm, eps, kind)?;
+        let [gate, up] = pair(self.gate_up.forward(&normed)?)?;
+        let mixed = self.down.forward_one(&swiglu(&gate, &up)?)?;
+        Ok(add_rms_norm(&mixed, &stream, next_norm, eps, kind)?)
+    }
+
+    fn append(&self, pool: &KvPool, rows: &Rows, k: &Tensor, v: Tensor) -> Result<()> {
+        let v = v.reshape((v.dim(0)?, self.dims.kv_heads, self.dims.head_dim))?;
+        pool.append(k, &v, &rows.cu_rows, &rows.slots, &rows.starts)
+    }
+}
+
+fn pair(parts: Vec<Tensor>) -> Result<[Tensor; 2]> {
+    crate::model::outputs(parts)
+}
