@@ -11,6 +11,7 @@ pub mod files;
 pub mod hub;
 pub mod loader;
 pub mod model;
+pub mod pool;
 pub mod target;
 pub mod tokenizer;
 pub mod tree;

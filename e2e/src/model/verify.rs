@@ -7,7 +7,7 @@ use super::gated_delta_net::GdnTape;
 use super::qwen35::Mixer;
 use super::{Qwen35, Round};
 use crate::target::{LogitRows, Snapshot, Target, Verified, VerifyStream};
-use crate::{Error, Result};
+use crate::{Error, Result, pool};
 
 /// What a verify pass leaves for its commit; one tape per Gated DeltaNet layer.
 #[derive(Debug)]
@@ -190,8 +190,11 @@ impl Target for Qwen35 {
         self.check_streams(streams)?;
         let round = self.round(streams)?;
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
-        let Pass { normed, features, tapes } = self.pass(&round, &tokens)?;
-        let (logits, logit_rows) = self.logits(streams, &round, &normed)?;
+        let (Pass { features, tapes, .. }, (logits, logit_rows)) = pool::run(|| {
+            let pass = self.pass(&round, &tokens)?;
+            let logits = self.logits(streams, &round, &pass.normed)?;
+            Ok::<_, Error>((pass, logits))
+        })?;
         let batch = round.tree.host().clone();
         let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
         self.pending = Some(Pending { round, epochs, tapes });
@@ -204,7 +207,7 @@ impl Target for Qwen35 {
             return Err(Error::Request { field: "paths", expected, got: "none".into() });
         };
         match self.check_paths(&pending, paths) {
-            Ok(accepted) => self.advance(&pending, accepted),
+            Ok(accepted) => pool::run(|| self.advance(&pending, accepted)),
             Err(error) => {
                 self.pending = Some(pending);
                 Err(error)

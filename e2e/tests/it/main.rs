@@ -8,6 +8,7 @@ mod drafter_rounds;
 mod drafter_streams;
 mod golden;
 mod hub;
+mod loader;
 mod logits_cli;
 mod support;
 mod target;
