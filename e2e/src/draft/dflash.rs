@@ -23,7 +23,7 @@ use crate::config::DraftConfig;
 use crate::model::SharedHead;
 use crate::target::Snapshot;
 use crate::weights::Weights;
-use crate::{Error, Result};
+use crate::{Error, Result, pool};
 
 /// Names before the drafter's tensors.
 const PREFIXES: [&str; 2] = ["", "model."];
@@ -236,17 +236,20 @@ impl Drafter for DFlash {
         if got == 0 {
             return Ok(());
         }
-        let context = self.context_features(features)?;
-        let positions = rows.positions();
-        for (index, layer) in self.layers.iter().enumerate() {
-            layer.extend(self.cache.pool(index), &rows, &positions, &context)?;
-        }
+        pool::run(|| {
+            let context = self.context_features(features)?;
+            let positions = rows.positions();
+            let mut layers = self.layers.iter().enumerate();
+            layers.try_for_each(|(index, layer)| {
+                layer.extend(self.cache.pool(index), &rows, &positions, &context)
+            })
+        })?;
         self.cache.advance(&rows);
         Ok(())
     }
 
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>> {
-        self.draft_observed(requests, &mut |_, _| {})
+        pool::run(|| self.draft_observed(requests, &mut |_, _| {}))
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

@@ -34,6 +34,7 @@ fn the_embedded_model_by_default() {
     assert_eq!((loaded.target.vocab_size(), loaded.target.slots()), (6144, 4));
     assert_eq!(loaded.target.context_len(), 2048);
     assert_eq!(loaded.tokenizer.stop_tokens(), [6140, 6142]);
+    assert_eq!(loaded.drafter.unwrap().taps(), [1, 3, 5, 6]);
 }
 
 /// The embedded model, written to a directory, gives the same bits; its name is the directory's.
