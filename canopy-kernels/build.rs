@@ -29,11 +29,16 @@ fn build() -> Result<(), String> {
     let archs = env::var("CANOPY_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.into());
     let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect();
     let nvcc = if env::var_os("CANOPY_TYPECHECK_ONLY").is_some() { None } else { Some(find_nvcc()?) };
-    let (mut table, mut log) = (String::from("pub(crate) static FATBINS: &[(&str, &[u8])] = &[\n"), String::new());
+    let (mut table, mut log) =
+        (String::from("pub(crate) static FATBINS: &[(&str, &[u8])] = &[\n"), String::new());
     for source in sources()? {
         println!("cargo::rerun-if-changed={}", source.display());
         let name = source.file_stem().and_then(|stem| stem.to_str()).ok_or("a .cu file without a name")?;
-        let room = source.parent().and_then(Path::file_name).and_then(|room| room.to_str()).ok_or("a .cu file without a room")?;
+        let room = source
+            .parent()
+            .and_then(Path::file_name)
+            .and_then(|room| room.to_str())
+            .ok_or("a .cu file without a room")?;
         let fatbin = out.join(format!("{room}_{name}.fatbin"));
         match &nvcc {
             Some(nvcc) => log.push_str(&compile(nvcc, &archs, &source, &fatbin)?),
@@ -86,7 +91,17 @@ fn find_nvcc() -> Result<PathBuf, String> {
 fn compile(nvcc: &Path, archs: &[&str], source: &Path, fatbin: &Path) -> Result<String, String> {
     let depfile = fatbin.with_extension("d");
     let mut command = Command::new(nvcc);
-    command.args(["--fatbin", "-std=c++17", "-O3", "-lineinfo", "-Iinclude", "-Xptxas", "-v,--warn-on-spills", "-MD", "-MF"]);
+    command.args([
+        "--fatbin",
+        "-std=c++17",
+        "-O3",
+        "-lineinfo",
+        "-Iinclude",
+        "-Xptxas",
+        "-v,--warn-on-spills",
+        "-MD",
+        "-MF",
+    ]);
     command.arg(&depfile);
     for arch in archs {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
@@ -94,7 +109,8 @@ fn compile(nvcc: &Path, archs: &[&str], source: &Path, fatbin: &Path) -> Result<
     if let Some(arch) = archs.iter().rev().find(|arch| arch.bytes().all(|b| b.is_ascii_digit())) {
         command.arg(format!("-gencode=arch=compute_{arch},code=compute_{arch}"));
     }
-    let run = command.arg("-o").arg(fatbin).arg(source).output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+    let run =
+        command.arg("-o").arg(fatbin).arg(source).output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
     let log = String::from_utf8_lossy(&run.stderr).into_owned();
     if !run.status.success() {
         return Err(format!("{} failed on {}:\n{log}", nvcc.display(), source.display()));

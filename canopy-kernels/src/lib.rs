@@ -14,6 +14,7 @@ pub mod kv_compact;
 pub mod linear;
 mod math;
 mod numeric;
+mod team;
 #[cfg(test)]
 mod test_support;
 pub mod tree;

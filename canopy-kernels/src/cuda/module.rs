@@ -47,7 +47,9 @@ impl Kernels {
         if !runs_on(sm, BUILT_ARCHS) {
             return Err(Error::UnsupportedArch { sm, built: BUILT_ARCHS });
         }
-        let load = |(_, image): &(&str, &[u8])| context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver);
+        let load = |(_, image): &(&str, &[u8])| {
+            context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver)
+        };
         let modules = FATBINS.iter().map(load).collect::<Result<Vec<_>>>()?;
         let kernels = Arc::new(Self { modules, functions: Mutex::default() });
         registry().lock().expect("no holder of this lock panics").insert(key, kernels.clone());
@@ -61,7 +63,8 @@ impl Kernels {
             return Ok(function.clone());
         }
         let found = self.modules.iter().find_map(|module| module.load_function(symbol).ok());
-        let function = found.ok_or_else(|| Error::Unsupported { op, wanted: symbol.into(), built: BUILT_ARCHS })?;
+        let function =
+            found.ok_or_else(|| Error::Unsupported { op, wanted: symbol.into(), built: BUILT_ARCHS })?;
         functions.insert(symbol, function.clone());
         Ok(function)
     }
@@ -71,7 +74,9 @@ impl Kernels {
 fn runs_on(sm: u32, built: &str) -> bool {
     let plain: Vec<u32> = built.split(',').filter_map(|arch| arch.parse().ok()).collect();
     let exact = built.split(',').any(|arch| arch.trim_end_matches(char::is_alphabetic) == sm.to_string());
-    exact || plain.iter().any(|&arch| arch / 10 == sm / 10 && arch <= sm) || plain.last().is_some_and(|&arch| arch <= sm)
+    exact
+        || plain.iter().any(|&arch| arch / 10 == sm / 10 && arch <= sm)
+        || plain.last().is_some_and(|&arch| arch <= sm)
 }
 
 #[cfg(test)]

@@ -45,7 +45,11 @@ pub fn forward<T: Element>(
     }
     let function = Kernels::on(stream.context())?.function(OP, T::SYMBOL)?;
     let (rows, heads) = (rows as u32, v_heads as u32);
-    let config = LaunchConfig { grid_dim: ((rows * heads).div_ceil(128), 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+    let config = LaunchConfig {
+        grid_dim: ((rows * heads).div_ceil(128), 1, 1),
+        block_dim: (128, 1, 1),
+        shared_mem_bytes: 0,
+    };
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&heads).arg(&ab).arg(&a_log).arg(&dt_bias).arg(&mut out);
     // SAFETY: lengths checked above; every element of out is written.

@@ -1,7 +1,5 @@
 //! CPU forward over packed weights.
 
-use std::ops::Range;
-
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 pub use super::pack::PackedWeight;
@@ -9,16 +7,16 @@ use super::pack::{Bf16Step, F32Step, PANEL, Panels, Step};
 use super::portable;
 use super::tile::{Job, Kernels, Output};
 use crate::error::expect_len;
-use crate::{Error, Result};
+use crate::{Error, Result, team};
 
 /// Multiply-adds below which one thread does the whole product.
 const SERIAL_WORK: usize = 1 << 16;
 
-/// Fewest panels of one piece of work.
-const GRAIN: usize = 8;
+/// Multiply-adds of one piece of work, where there are that many.
+const PIECE_WORK: usize = 1 << 17;
 
-/// Pieces of work per thread: more balance better, fewer read longer runs of weights.
-const PIECES: usize = 4;
+/// Pieces per thread that there are at least, for balance.
+const PIECES: usize = 2;
 
 /// Which tiles compute a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,17 +99,15 @@ pub(super) unsafe fn forward_on(
 /// Splits the panels over the threads of the current pool.
 fn spread<S: Step>(job: &Job<'_, S>) {
     let (panels, threads) = (job.places.len(), rayon::current_num_threads());
-    let work = panels * PANEL * job.inputs * job.rows;
-    let piece = if work <= SERIAL_WORK || threads == 1 { panels } else { panels.div_ceil(PIECES * threads) };
-    halve(job, 0..panels, piece.max(GRAIN));
-}
-
-/// These panels, in pieces of at most `piece`.
-fn halve<S: Step>(job: &Job<'_, S>, panels: Range<usize>, piece: usize) {
-    if panels.len() <= piece {
-        // SAFETY: the kernels were chosen for this CPU; the recursion gives each panel to one call.
-        return unsafe { job.run(panels) };
-    }
-    let middle = panels.start + panels.len() / 2;
-    rayon::join(|| halve(job, panels.start..middle, piece), || halve(job, middle..panels.end, piece));
+    let panel_work = PANEL * job.inputs * job.rows;
+    let serial = threads == 1 || panels * panel_work <= SERIAL_WORK;
+    let piece = match serial {
+        true => panels,
+        false => (PIECE_WORK / panel_work).clamp(1, panels.div_ceil(PIECES * threads)),
+    };
+    team::for_each(panels.div_ceil(piece), |index| {
+        let panels = index * piece..panels.min((index + 1) * piece);
+        // SAFETY: the kernels were chosen for this CPU; each panel is in one piece.
+        unsafe { job.run(panels) }
+    });
 }

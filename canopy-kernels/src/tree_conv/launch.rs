@@ -33,7 +33,11 @@ fn check_channels(op: &'static str, dims: ConvDims) -> Result<()> {
     if dims.channels.is_multiple_of(4) {
         return Ok(());
     }
-    Err(Error::Unsupported { op, wanted: format!("{} channels", dims.channels), built: "multiples of 4 channels" })
+    Err(Error::Unsupported {
+        op,
+        wanted: format!("{} channels", dims.channels),
+        built: "multiples of 4 channels",
+    })
 }
 
 fn pool_slots(op: &'static str, dims: ConvDims, elements: usize) -> Result<usize> {
@@ -70,7 +74,8 @@ pub fn verify<T: Element>(
     launch.arg(&channels).arg(&x).arg(&weight).arg(&conv_state).arg(&tree.parents).arg(&tree.sequence);
     launch.arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut out);
     // SAFETY: lengths and slots checked above; every element of out is written.
-    unsafe { launch.launch(grid(dims.channels, batch.rows())) }.map_err(|source| Error::Driver { op: OP, source })?;
+    unsafe { launch.launch(grid(dims.channels, batch.rows())) }
+        .map_err(|source| Error::Driver { op: OP, source })?;
     Ok(())
 }
 
@@ -101,8 +106,15 @@ pub fn commit<T: Element>(
     let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[1])?;
     let channels = dims.channels as u32;
     let mut launch = stream.launch_builder(&function);
-    launch.arg(&channels).arg(&x).arg(&on_device.rows).arg(&on_device.cu_rows).arg(&on_device.slots).arg(&mut conv_state);
+    launch
+        .arg(&channels)
+        .arg(&x)
+        .arg(&on_device.rows)
+        .arg(&on_device.cu_rows)
+        .arg(&on_device.slots)
+        .arg(&mut conv_state);
     // SAFETY: lengths and slots checked above; each thread rewrites its own channels of its own slot.
-    unsafe { launch.launch(grid(dims.channels, paths.slots().len())) }.map_err(|source| Error::Driver { op: OP, source })?;
+    unsafe { launch.launch(grid(dims.channels, paths.slots().len())) }
+        .map_err(|source| Error::Driver { op: OP, source })?;
     Ok(())
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys,
+};
 
 use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
@@ -40,7 +42,8 @@ pub trait Element: DeviceRepr {
 }
 
 impl Element for f32 {
-    const SYMBOLS: [&'static str; 3] = ["tree_gdn_gram_f32_k128", "tree_gdn_solve_f32_k128_v128", "tree_gdn_commit_f32_k128_v128"];
+    const SYMBOLS: [&'static str; 3] =
+        ["tree_gdn_gram_f32_k128", "tree_gdn_solve_f32_k128_v128", "tree_gdn_commit_f32_k128_v128"];
 }
 
 impl Element for half::bf16 {
@@ -130,7 +133,11 @@ pub fn verify<T: Element>(
     let kernels = Kernels::on(stream.context())?;
     let gram = kernels.function(OP, T::SYMBOLS[0])?;
     let solve = kernels.function(OP, T::SYMBOLS[1])?;
-    let config = LaunchConfig { grid_dim: (args.tiles, args.k_heads, args.batch), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+    let config = LaunchConfig {
+        grid_dim: (args.tiles, args.k_heads, args.batch),
+        block_dim: (128, 1, 1),
+        shared_mem_bytes: 0,
+    };
     let mut launch = stream.launch_builder(&gram);
     launch.arg(&args).arg(&qkv).arg(&tree.mask).arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut *scratch);
     // SAFETY: lengths checked above; the kernel reads rows below cu_nodes[B] and writes tiles below `tiles`.
@@ -139,7 +146,10 @@ pub fn verify<T: Element>(
     let padded = max_nodes(batch).next_multiple_of(TILE);
     let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 2 * 256 + padded * 8);
     solve
-        .set_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32)
+        .set_attribute(
+            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            shared as i32,
+        )
         .map_err(driver)?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),

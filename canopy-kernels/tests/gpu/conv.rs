@@ -38,7 +38,8 @@ fn conv(stream: &Arc<CudaStream>) -> Result<(), String> {
 
     let paths = AcceptedPaths::new(&batch, &[vec![0, 1, 3, 6], vec![0], vec![]]).map_err(text)?;
     let on_device = PathsOnDevice::new(stream, &paths).map_err(text)?;
-    tree_conv::launch::commit::<f32>(stream, dims, &paths, &on_device, dx.as_view(), ds.as_view_mut()).map_err(text)?;
+    tree_conv::launch::commit::<f32>(stream, dims, &paths, &on_device, dx.as_view(), ds.as_view_mut())
+        .map_err(text)?;
     let got = stream.clone_dtoh(&ds).map_err(text)?;
     if got != tree_conv::oracle::commit(dims, &paths, &x, &state) {
         return Err("the committed conv state differs".into());
@@ -59,7 +60,15 @@ fn gate_values(stream: &Arc<CudaStream>) -> Result<(), String> {
     let upload = |x: &[f32]| stream.clone_htod(x).map_err(text);
     let (dab, da, db) = (upload(&ab)?, upload(&a_log)?, upload(&dt_bias)?);
     let mut out = upload(&vec![f32::NAN; ab.len()])?;
-    gates::launch::forward::<f32>(stream, heads, dab.as_view(), da.as_view(), db.as_view(), out.as_view_mut()).map_err(text)?;
+    gates::launch::forward::<f32>(
+        stream,
+        heads,
+        dab.as_view(),
+        da.as_view(),
+        db.as_view(),
+        out.as_view_mut(),
+    )
+    .map_err(text)?;
     let got = stream.clone_dtoh(&out).map_err(text)?;
     // The head with A_log = 100 spans forty orders of magnitude: compare it relative to itself.
     let truth = gates::oracle::forward(heads, &ab, &a_log, &dt_bias);

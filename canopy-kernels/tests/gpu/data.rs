@@ -53,7 +53,14 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn new(dims: GdnDims, batch: TreeBatch, pool: usize, hardness: Hardness, round: fn(f32) -> f32, seed: u64) -> Self {
+    pub fn new(
+        dims: GdnDims,
+        batch: TreeBatch,
+        pool: usize,
+        hardness: Hardness,
+        round: fn(f32) -> f32,
+        seed: u64,
+    ) -> Self {
         let mut random = Random::new(seed);
         let (rows, key) = (batch.rows(), dims.k_heads * dims.dk);
         let mut qkv = random.normals(rows * dims.qkv_width());
@@ -102,7 +109,9 @@ pub fn compare(what: &str, got: &[f32], truth: &[f64]) -> Result<(), String> {
     }
     let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
     if worst > 1e-4 * largest || relative > 1e-5 {
-        return Err(format!("{what}: max abs {worst:.2e} (largest value {largest:.1}), relative {relative:.2e}"));
+        return Err(format!(
+            "{what}: max abs {worst:.2e} (largest value {largest:.1}), relative {relative:.2e}"
+        ));
     }
     Ok(())
 }

@@ -85,7 +85,8 @@ fn against_oracle(name: &str, case: &Case, got: &Output, paths: &[Vec<usize>]) -
         let Some(slot) = slot else { continue };
         let rows = first..first + tree.len();
         let cut = |x: &[f32], width: usize| x[rows.start * width..rows.end * width].to_vec();
-        let (qkv, gates) = (wide(&cut(&case.qkv, dims.qkv_width())), wide(&cut(&case.gates, 2 * dims.v_heads)));
+        let (qkv, gates) =
+            (wide(&cut(&case.qkv, dims.qkv_width())), wide(&cut(&case.gates, 2 * dims.v_heads)));
         let state = wide(&case.state[slot * dims.state_len()..][..dims.state_len()]);
         let input = oracle::OracleInput { qkv: &qkv, gates: &gates, state: &state };
         let truth = oracle::verify(dims, tree, input);
@@ -106,7 +107,12 @@ fn to_last(batch: &TreeBatch) -> Vec<Vec<usize>> {
     batch.trees().iter().map(|tree| tree.path(tree.len() - 1)).collect()
 }
 
-fn check_tree(stream: &Arc<CudaStream>, name: &str, tree: DraftTree, hardness: Hardness) -> Result<(), String> {
+fn check_tree(
+    stream: &Arc<CudaStream>,
+    name: &str,
+    tree: DraftTree,
+    hardness: Hardness,
+) -> Result<(), String> {
     let case = Case::new(small(), TreeBatch::single(tree, 1), 2, hardness, |x| x, 7);
     let paths = to_last(&case.batch);
     let got = run::<f32>(stream, &case, &paths, |x| x)?;
@@ -139,7 +145,12 @@ fn equal_keys(stream: &Arc<CudaStream>) -> Result<(), String> {
         let tree = DraftTree::chain(nodes).map_err(text)?;
         check_tree(stream, &format!("nearly equal keys, chain of {nodes}"), tree, Hardness::EqualKeys)?;
     }
-    check_tree(stream, "nearly equal keys, Bole's shape", DraftTree::bole(64, 5).map_err(text)?, Hardness::EqualKeys)
+    check_tree(
+        stream,
+        "nearly equal keys, Bole's shape",
+        DraftTree::bole(64, 5).map_err(text)?,
+        Hardness::EqualKeys,
+    )
 }
 
 fn decay(stream: &Arc<CudaStream>) -> Result<(), String> {
@@ -165,8 +176,11 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 fn ragged(stream: &Arc<CudaStream>) -> Result<(), String> {
     let dims = small();
-    let trees: Vec<DraftTree> =
-        [7, 21, 1, 64].iter().map(|&n| DraftTree::random(n, n as u64)).collect::<Result<_, _>>().map_err(text)?;
+    let trees: Vec<DraftTree> = [7, 21, 1, 64]
+        .iter()
+        .map(|&n| DraftTree::random(n, n as u64))
+        .collect::<Result<_, _>>()
+        .map_err(text)?;
     let batch = TreeBatch::new(trees, vec![3, 0, 4, 1]).map_err(text)?;
     let case = Case::new(dims, batch, 5, Hardness::Random, |x| x, 5);
     let paths = to_last(&case.batch);
@@ -216,7 +230,13 @@ fn nan(stream: &Arc<CudaStream>) -> Result<(), String> {
     let clean = Case::new(dims, TreeBatch::single(tree.clone(), 0), 1, Hardness::Random, |x| x, 3);
     let before = run::<f32>(stream, &clean, &[vec![]], |x| x)?;
     let planted = [(5usize, 300usize, f32::NAN), (9, 260, f32::INFINITY), (12, 130, f32::NAN)];
-    let mut dirty = Case { qkv: clean.qkv.clone(), gates: clean.gates.clone(), state: clean.state.clone(), batch: clean.batch.clone(), dims };
+    let mut dirty = Case {
+        qkv: clean.qkv.clone(),
+        gates: clean.gates.clone(),
+        state: clean.state.clone(),
+        batch: clean.batch.clone(),
+        dims,
+    };
     for (node, channel, value) in planted {
         dirty.qkv[node * dims.qkv_width() + channel] = value;
     }
@@ -229,7 +249,9 @@ fn nan(stream: &Arc<CudaStream>) -> Result<(), String> {
         if !below && cut(&before) != cut(&after) {
             return Err(format!("node {node} changed, though no ancestor of it is bad"));
         }
-        if planted.iter().any(|&(bad, _, _)| bad == node) && after.o[node * plane..(node + 1) * plane].iter().all(|x| x.is_finite()) {
+        if planted.iter().any(|&(bad, _, _)| bad == node)
+            && after.o[node * plane..(node + 1) * plane].iter().all(|x| x.is_finite())
+        {
             return Err(format!("node {node} is finite, though it was planted"));
         }
     }
@@ -243,7 +265,10 @@ fn repeat(stream: &Arc<CudaStream>) -> Result<(), String> {
     let first = run::<f32>(stream, &case, &paths, |x| x)?;
     for _ in 0..4 {
         let again = run::<f32>(stream, &case, &paths, |x| x)?;
-        if bits(&first.o) != bits(&again.o) || bits(&first.u) != bits(&again.u) || bits(&first.state) != bits(&again.state) {
+        if bits(&first.o) != bits(&again.o)
+            || bits(&first.u) != bits(&again.u)
+            || bits(&first.state) != bits(&again.state)
+        {
             return Err("two runs differ".into());
         }
     }
