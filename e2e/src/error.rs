@@ -71,6 +71,9 @@ pub enum Error {
         /// Token position.
         position: usize,
     },
+    /// A pass over all streams failed; it ends every stream that took part.
+    #[error("a round failed: {0}")]
+    Round(String),
     /// A kernel refused its arguments.
     #[error(transparent)]
     Kernel(#[from] canopy_kernels::Error),

@@ -75,6 +75,20 @@ impl Marginals {
         }
     }
 
+    /// The same candidates with other probabilities: `log_prob(depth, rank, ln p)`, cut to the one of the candidate
+    /// before, so that they stay best first.
+    pub fn map(&self, log_prob: impl Fn(usize, usize, f64) -> f64) -> Self {
+        let depths = self.depths.iter().enumerate().map(|(index, candidates)| {
+            let mut most = f64::INFINITY;
+            let mapped = candidates.iter().enumerate().map(|(rank, &(token, old))| {
+                most = most.min(log_prob(index + 1, rank, old));
+                (token, most)
+            });
+            mapped.collect()
+        });
+        Self { depths: depths.collect() }
+    }
+
     /// Depths that have candidates.
     pub fn horizon(&self) -> usize {
         self.depths.len()

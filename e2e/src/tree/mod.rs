@@ -107,6 +107,19 @@ impl CandidateTree {
         (parent + 1..self.tokens.len()).find(is_child)
     }
 
+    /// The same nodes with the probabilities that `marginals` gives their depths and ranks: for a tree built from
+    /// [`Marginals::map`]ped ones. Nodes that `marginals` lacks keep theirs.
+    pub fn relabel(&mut self, marginals: &Marginals) {
+        for node in 1..self.tokens.len() {
+            let depth = self.tree.depths()[node] as usize;
+            if let Some(&(_, log_prob)) = marginals.depth(depth).get(self.ranks[node] as usize) {
+                self.log_probs[node] = log_prob;
+            }
+            let parent = self.tree.parent(node).unwrap_or(0);
+            self.joint[node] = self.joint[parent] + self.log_probs[node];
+        }
+    }
+
     /// Keeps the root and the first `budget` other nodes, which are the best tree of that size.
     pub fn truncate(&mut self, budget: usize) -> Result<()> {
         if budget >= self.budget() {

@@ -2,9 +2,13 @@
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod draft;
+mod engine_args;
+mod generate;
 mod logits;
 mod pair;
+mod record;
 mod tree;
 
 #[derive(Parser)]
@@ -16,6 +20,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Generate(generate::Args),
+    Bench(bench::Args),
     Draft(draft::Args),
     Logits(logits::Args),
     Tree(tree::Args),
@@ -23,6 +29,8 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Generate(args) => generate::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Draft(args) => draft::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Tree(args) => tree::run(args),

@@ -1,0 +1,283 @@
+//! `canopy bench`: the modes side by side over the same prompts.
+//!
+//! Every repeat runs every prompt in every mode before it goes on to the next prompt, so that a machine that slows down
+//! slows all modes. A prompt's rate is the median over the repeats; a row's rate is the median over its prompts, and its
+//! ratio to `ar` the median over prompts of the ratio of the two. Before anything is reported the texts are compared.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use canopy_e2e::engine::{GenerateRequest, Mode, Speculation, StageTimes, StreamStats};
+use serde_json::{Value, json};
+
+use crate::engine_args::{EngineArgs, Ready, SamplingArgs};
+use crate::generate::stages_json;
+use crate::record;
+
+const PROMPTS: &str = include_str!("../../../models/canopy-tiny/prompts.json");
+
+const EXAMPLE: &str = "\
+Prompts are the embedded model's (kinds fixed, code, chat, textbook) or come from a file: a JSON list of
+{\"kind\": ..., \"text\": ...}. Columns: tokens/s after the first token; times ar; acceptance length (tokens gained per
+round); drafted nodes per round; milliseconds to the first token; milliseconds per token in each stage.
+
+Examples:
+  canopy bench
+  canopy bench --kinds fixed --limit 19 --repeats 5
+  canopy bench --modes ar,tree --budget 31 --temperature 1 --json bench/results/run.jsonl
+  canopy bench --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash --prompts my-prompts.json";
+
+/// Compares the decoding modes over the same prompts
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLE)]
+pub struct Args {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Modes to compare
+    #[arg(long, value_delimiter = ',', default_value = "ar,chain,tree,auto")]
+    modes: Vec<Mode>,
+    /// Most drafted nodes a round in tree mode
+    #[arg(long, value_name = "NODES")]
+    budget: Option<usize>,
+    /// A JSON file of prompts instead of the embedded ones
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Kinds of prompts
+    #[arg(long, value_delimiter = ',', default_value = "fixed,code,chat")]
+    kinds: Vec<String>,
+    /// Most prompts of a kind
+    #[arg(long, default_value_t = 16, value_name = "PROMPTS")]
+    limit: usize,
+    /// Most tokens per prompt
+    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
+    max_tokens: usize,
+    /// Runs of each prompt in each mode
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    repeats: u16,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Appends one JSON line per kind and mode
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(serde::Deserialize)]
+struct Prompt {
+    kind: String,
+    text: String,
+}
+
+/// What a prompt brought in one mode.
+#[derive(Default)]
+struct Runs {
+    text: String,
+    stats: Vec<StreamStats>,
+}
+
+impl Runs {
+    fn rate(&self) -> f64 {
+        median(self.stats.iter().map(StreamStats::decode_rate).collect())
+    }
+}
+
+/// One line of the table.
+struct Row {
+    kind: String,
+    mode: Mode,
+    prompts: usize,
+    rate: f64,
+    low: f64,
+    high: f64,
+    ratio: Option<f64>,
+    acceptance_length: f64,
+    mean_budget: f64,
+    first_token: f64,
+    /// Seconds per token and stage.
+    stages: StageTimes,
+    /// Tokens that the stages' seconds are divided by.
+    tokens: f64,
+    texts_equal: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    args.engine.pool()?.install(|| bench(&args))
+}
+
+fn bench(args: &Args) -> Result<()> {
+    let prompts = prompts(args)?;
+    let mut ready = args.engine.load()?;
+    let mut rows = Vec::new();
+    for kind in &args.kinds {
+        let texts: Vec<&str> = prompts.iter().filter(|p| &p.kind == kind).map(|p| p.text.as_str()).collect();
+        let texts = &texts[..texts.len().min(args.limit)];
+        ensure!(!texts.is_empty(), "--kinds: expected kinds of the prompts, got {kind}");
+        rows.extend(measure(args, &mut ready, kind, texts)?);
+    }
+    print_table(&rows);
+    if let Some(path) = &args.json {
+        append(path, args, &ready.name, &rows).with_context(|| path.display().to_string())?;
+    }
+    if rows.iter().any(|row| !row.texts_equal) {
+        bail!("the modes' texts differ");
+    }
+    Ok(())
+}
+
+fn prompts(args: &Args) -> Result<Vec<Prompt>> {
+    let json = match &args.prompts {
+        Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
+        None => PROMPTS.to_owned(),
+    };
+    serde_json::from_str(&json).context("--prompts: expected a JSON list of objects with kind and text")
+}
+
+/// All modes over one kind's prompts.
+fn measure(args: &Args, ready: &mut Ready, kind: &str, texts: &[&str]) -> Result<Vec<Row>> {
+    let mut runs: Vec<Vec<Runs>> =
+        args.modes.iter().map(|_| texts.iter().map(|_| Runs::default()).collect()).collect();
+    for repeat in 0..usize::from(args.repeats) {
+        for (prompt, text) in texts.iter().enumerate() {
+            let ids = ready.tokenizer.encode(text)?;
+            for step in 0..args.modes.len() {
+                // Whoever comes first after a change of prompt pays for cold caches: that goes around.
+                let index = (step + repeat) % args.modes.len();
+                let mode = args.modes[index];
+                let budget = args.budget.filter(|_| mode == Mode::Tree);
+                let request = GenerateRequest {
+                    sampling: args.sampling.sampling(),
+                    speculation: Speculation { mode, budget },
+                    ..GenerateRequest::new(ids.clone(), args.max_tokens)
+                };
+                let got = ready.engine.run(request)?;
+                let runs = &mut runs[index][prompt];
+                runs.text = got.text;
+                runs.stats.push(got.stats);
+            }
+        }
+    }
+    let base = args.modes.iter().position(|&mode| mode == Mode::Ar);
+    let summarise = |index: usize| row(kind, args.modes[index], &runs[index], base.map(|base| &runs[base]));
+    Ok((0..args.modes.len()).map(summarise).collect())
+}
+
+fn row(kind: &str, mode: Mode, runs: &[Runs], base: Option<&Vec<Runs>>) -> Row {
+    // One token has no rate: the first comes from the prompt.
+    let timed = |runs: &&Runs| runs.stats.iter().all(|stats| stats.completion_tokens > 1);
+    let mut rates: Vec<f64> = runs.iter().filter(timed).map(Runs::rate).collect();
+    rates.sort_by(f64::total_cmp);
+    let pairs = base.map(|base| runs.iter().zip(base).filter(|(runs, _)| timed(runs)));
+    let ratio = pairs.map(|pairs| median(pairs.map(|(runs, base)| runs.rate() / base.rate()).collect()));
+    let all = || runs.iter().flat_map(|runs| &runs.stats);
+    let (mut stages, mut tokens) = (StageTimes::default(), 0);
+    for stats in all() {
+        stages += stats.stages;
+        tokens += stats.completion_tokens;
+    }
+    let sum = |count: fn(&StreamStats) -> usize| all().map(count).sum::<usize>() as f64;
+    let rounds = sum(|stats| stats.rounds).max(1.0);
+    Row {
+        kind: kind.into(),
+        mode,
+        prompts: runs.len(),
+        rate: median(rates.clone()),
+        low: quantile(&rates, 0.1),
+        high: quantile(&rates, 0.9),
+        ratio,
+        acceptance_length: sum(|stats| stats.committed) / rounds,
+        mean_budget: (sum(|stats| stats.nodes) - rounds) / rounds,
+        first_token: median(all().map(|stats| stats.first_token).collect()),
+        stages,
+        tokens: tokens as f64,
+        texts_equal: base.is_none_or(|base| runs.iter().zip(base).all(|(a, b)| a.text == b.text)),
+    }
+}
+
+fn print_table(rows: &[Row]) {
+    println!(
+        "{:<9} {:<6} {:>9} {:>6} {:>7} {:>6} {:>9} | ms per token {:>6} {:>6} {:>6} {:>6} {:>6} | text",
+        "prompts",
+        "mode",
+        "tokens/s",
+        "x ar",
+        "accept",
+        "nodes",
+        "first ms",
+        "draft",
+        "build",
+        "verify",
+        "accept",
+        "commit"
+    );
+    for row in rows {
+        let ms = 1e3 / row.tokens.max(1.0);
+        println!(
+            "{:<9} {:<6} {:>9.1} {:>6} {:>7.2} {:>6.1} {:>9.1} | {:>19.3} {:>6.3} {:>6.3} {:>6.3} {:>6.3} | {}",
+            format!("{} {}", row.kind, row.prompts),
+            row.mode.name(),
+            row.rate,
+            row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")),
+            row.acceptance_length,
+            row.mean_budget,
+            row.first_token * 1e3,
+            row.stages.draft * ms,
+            row.stages.build * ms,
+            row.stages.verify * ms,
+            row.stages.accept * ms,
+            row.stages.commit * ms,
+            if row.texts_equal { "equal" } else { "DIFFERS" },
+        );
+    }
+}
+
+fn append(path: &PathBuf, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    let (commit, dirty) = record::commit();
+    let machine = record::machine();
+    for row in rows {
+        let line: Value = json!({
+            "schema": 1,
+            "case": "e2e.generate",
+            "model": model,
+            "kind": row.kind,
+            "mode": row.mode.name(),
+            "budget": args.budget,
+            "prompts": row.prompts,
+            "repeats": args.repeats,
+            "max_tokens": args.max_tokens,
+            "temperature": args.sampling.temperature,
+            "tokens_per_s": row.rate,
+            "p10": row.low,
+            "p90": row.high,
+            "ratio_to_ar": row.ratio,
+            "acceptance_length": row.acceptance_length,
+            "mean_budget": row.mean_budget,
+            "first_token_ms": row.first_token * 1e3,
+            "stages_ms_per_token": stages_json(&row.stages, 1e3 / row.tokens.max(1.0)),
+            "texts_equal": row.texts_equal,
+            "device": args.engine.device,
+            "threads": rayon::current_num_threads(),
+            "machine": machine,
+            "commit": commit,
+            "dirty": dirty,
+            "time": record::unix_time(),
+            "command": record::command(),
+        });
+        writeln!(file, "{line}")?;
+    }
+    Ok(())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    quantile(&values, 0.5)
+}
+
+/// Linear between the two nearest of sorted `values`; 0 without any.
+fn quantile(values: &[f64], q: f64) -> f64 {
+    let place = q * values.len().saturating_sub(1) as f64;
+    let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+    let (low, high) = (at(place.floor() as usize), at(place.ceil() as usize));
+    low + (high - low) * place.fract()
+}

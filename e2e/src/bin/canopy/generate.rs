@@ -1,0 +1,197 @@
+//! `canopy generate`: text on the terminal as it comes, then a line of statistics.
+
+use std::io::Write;
+
+use anyhow::Result;
+use canopy_e2e::engine::{
+    Event, FinishReason, GenerateRequest, Mode, RoundReport, Speculation, StageTimes, StreamStats,
+};
+use canopy_e2e::tokenizer::ChatMessage;
+use serde_json::{Value, json};
+
+use crate::engine_args::{EngineArgs, Ready, SamplingArgs};
+
+const EXAMPLE: &str = "\
+The text goes to stdout, the line of statistics to stderr. Every mode gives the same text; they differ in speed.
+
+Examples:
+  canopy generate \"def fibonacci(n):\"
+  canopy generate --chat --max-tokens 200 \"Write a function that reverses a list.\"
+  canopy generate --mode tree --budget 31 --temperature 0.8 --top-p 0.95 --seed 7 \"import os\"
+  canopy generate --stop \"\\n\\n\" --json \"def add(a, b):\" | jq .stats
+  canopy generate --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash \"Once upon a time\"";
+
+/// Continues a prompt
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLE)]
+pub struct Args {
+    /// The text to continue
+    prompt: String,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Wraps the prompt in the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// A system message before the prompt; implies --chat
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Most tokens to generate
+    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
+    max_tokens: usize,
+    /// ar, chain, tree or auto
+    #[arg(long, default_value_t = Mode::Auto)]
+    mode: Mode,
+    /// Most drafted nodes a round
+    #[arg(long, value_name = "NODES")]
+    budget: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Ends the text before this string; \n and \t are understood; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Goes on past the model's own stop tokens
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Prints one JSON object with text, tokens and statistics instead
+    #[arg(long)]
+    json: bool,
+    /// With --json: log-probabilities of this many alternatives per token
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<usize>,
+    /// With --json: every round's tree and accepted path
+    #[arg(long, requires = "json")]
+    rounds: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    args.engine.pool()?.install(|| generate(&args))
+}
+
+fn generate(args: &Args) -> Result<()> {
+    let mut ready = args.engine.load()?;
+    let request = request(args, &ready)?;
+    if args.json {
+        return print_json(args, &mut ready, request);
+    }
+    let mut out = std::io::stdout().lock();
+    ready.engine.submit(request)?;
+    loop {
+        for (_, event) in ready.engine.step()? {
+            match event {
+                Event::Text { text, .. } => {
+                    write!(out, "{text}")?;
+                    out.flush()?;
+                }
+                Event::Round(_) => {}
+                Event::Failed(error) => return Err(error.into()),
+                Event::Done { stats, .. } => {
+                    writeln!(out)?;
+                    eprintln!("{}", line(args.mode, &stats));
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn request(args: &Args, ready: &Ready) -> Result<GenerateRequest> {
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(ChatMessage { role: "system".into(), content: system.clone() });
+    }
+    messages.push(ChatMessage { role: "user".into(), content: args.prompt.clone() });
+    let text = match args.chat || args.system.is_some() {
+        true => ready.tokenizer.chat_prompt(&messages)?,
+        false => args.prompt.clone(),
+    };
+    Ok(GenerateRequest {
+        stop: args.stop.iter().map(|stop| stop.replace("\\n", "\n").replace("\\t", "\t")).collect(),
+        ignore_eos: args.ignore_eos,
+        sampling: args.sampling.sampling(),
+        speculation: Speculation { mode: args.mode, budget: args.budget },
+        logprobs: args.logprobs,
+        report_rounds: args.rounds,
+        ..GenerateRequest::new(ready.tokenizer.encode(&text)?, args.max_tokens)
+    })
+}
+
+/// The line of statistics.
+fn line(mode: Mode, stats: &StreamStats) -> String {
+    let rate = stats.decode_rate();
+    format!(
+        "[{mode}: {} tokens after {} of prompt, {rate:.1} tokens/s, first token {:.0} ms, {} rounds, acceptance length \
+         {:.2}, {:.1} drafted nodes a round]",
+        stats.completion_tokens,
+        stats.prompt_tokens,
+        stats.first_token * 1e3,
+        stats.rounds,
+        stats.acceptance_length(),
+        stats.mean_budget(),
+    )
+}
+
+fn print_json(args: &Args, ready: &mut Ready, request: GenerateRequest) -> Result<()> {
+    let got = ready.engine.run(request)?;
+    let tokens = got.tokens.iter().map(|token| {
+        let top = token.top.iter().map(|&(id, logprob)| json!({"id": id, "logprob": logprob}));
+        match token.logprob {
+            None => json!(token.id),
+            Some(logprob) => json!({"id": token.id, "logprob": logprob, "top": top.collect::<Vec<_>>()}),
+        }
+    });
+    let reason = match got.reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Cancelled => "cancelled",
+    };
+    let mut object = json!({
+        "model": ready.name,
+        "mode": args.mode.name(),
+        "text": got.text,
+        "finish_reason": reason,
+        "tokens": tokens.collect::<Vec<_>>(),
+        "stats": stats_json(&got.stats),
+    });
+    if args.rounds {
+        object["rounds"] = got.rounds.iter().map(round_json).collect();
+    }
+    println!("{object}");
+    Ok(())
+}
+
+fn round_json(round: &RoundReport) -> Value {
+    let node = |node: &canopy_e2e::engine::ReportedNode| json!({"token": node.token, "parent": node.parent, "prob": node.prob});
+    let nodes: Vec<Value> = round.nodes.iter().map(node).collect();
+    json!({"start": round.start, "nodes": nodes, "path": round.path, "bonus": round.bonus})
+}
+
+/// A stream's counters as JSON.
+pub fn stats_json(stats: &StreamStats) -> Value {
+    let budgets: serde_json::Map<String, Value> =
+        stats.budgets.iter().map(|(budget, rounds)| (budget.to_string(), json!(rounds))).collect();
+    json!({
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "tokens_per_s": stats.decode_rate(),
+        "first_token_s": stats.first_token,
+        "total_s": stats.total,
+        "rounds": stats.rounds,
+        "drafted_rounds": stats.drafted_rounds,
+        "acceptance_length": stats.acceptance_length(),
+        "mean_budget": stats.mean_budget(),
+        "rounds_by_budget": budgets,
+        "stages_s": stages_json(&stats.stages, 1.0),
+    })
+}
+
+/// Stage times, each times `scale`.
+pub fn stages_json(stages: &StageTimes, scale: f64) -> Value {
+    json!({
+        "prefill": stages.prefill * scale,
+        "draft": stages.draft * scale,
+        "build": stages.build * scale,
+        "verify": stages.verify * scale,
+        "accept": stages.accept * scale,
+        "commit": stages.commit * scale,
+    })
+}

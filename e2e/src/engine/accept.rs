@@ -1,0 +1,128 @@
+//! The accept walk: from the root down along the tokens that the target itself picks.
+
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+
+use super::{EmittedToken, TokenOrigin};
+use crate::Result;
+use crate::sampling::{Sampling, log_probs};
+use crate::tree::CandidateTree;
+
+/// What one stream gains in a round.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Accepted {
+    /// Accepted nodes, root first.
+    pub path: Vec<usize>,
+    /// One token per path node: the target's pick after it. All but the last (the bonus) are the next node's.
+    pub tokens: Vec<EmittedToken>,
+}
+
+/// How a stream's tokens are picked and reported.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Picker {
+    pub sampling: Sampling,
+    pub logprobs: Option<usize>,
+}
+
+impl Picker {
+    /// The token at `position` from its row of logits; `None` when the row is not finite.
+    pub fn pick(&self, logits: &[f32], position: usize) -> Option<EmittedToken> {
+        let id = self.sampling.pick(logits, position)?;
+        let (logprob, top) = match self.logprobs {
+            Some(count) => {
+                let (logprob, top) = log_probs(logits, id, count);
+                (Some(logprob), top)
+            }
+            None => (None, Vec::new()),
+        };
+        Some(EmittedToken { id, origin: TokenOrigin::Bonus, logprob, top })
+    }
+}
+
+/// Walks `tree`, whose root is at position `start`: every visited node's token is picked from the target's logits
+/// `[nodes, vocab]` after it, and the walk goes on to the child that carries it. Each emitted token is thereby the
+/// target's own pick in its exact context, whatever the tree: the text is that of decoding without one.
+///
+/// # Errors
+/// The position of the first visited node whose row is not finite. Rows off the path are not looked at.
+pub(super) fn walk(
+    tree: &CandidateTree,
+    logits: &[f32],
+    picker: &Picker,
+    start: usize,
+) -> std::result::Result<Accepted, usize> {
+    let vocab = logits.len() / tree.tokens().len();
+    let mut accepted = Accepted { path: Vec::new(), tokens: Vec::new() };
+    let mut next = Some(0);
+    while let Some(node) = next {
+        let depth = accepted.path.len();
+        let row = &logits[node * vocab..(node + 1) * vocab];
+        let mut token = picker.pick(row, start + depth + 1).ok_or(start + depth)?;
+        next = tree.child(node, token.id);
+        if next.is_some() {
+            token.origin = TokenOrigin::Drafted;
+        }
+        accepted.path.push(node);
+        accepted.tokens.push(token);
+    }
+    Ok(accepted)
+}
+
+/// Calls `read` with the logits `[rows, vocab]` on the host: in place when they are there, else from a copy.
+pub(super) fn with_host_rows<T>(logits: &Tensor, read: impl FnOnce(&[f32]) -> T) -> Result<T> {
+    let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?;
+    let (storage, layout) = logits.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) => Ok(read(&data[from..to])),
+        _ => Err(candle_core::Error::Msg("accept: logits are not f32 on the CPU".into()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::{BuildOptions, build_ddtree};
+
+    const GREEDY: Picker = Picker {
+        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0 },
+        logprobs: Some(1),
+    };
+
+    /// Depth 1: tokens 1 and 2, depth 2: token 0 under both.
+    fn tree() -> CandidateTree {
+        let logits = [-50.0f32, 1.0, 0.9, 3.0, -50.0, -50.0];
+        build_ddtree(&logits, 3, 2, BuildOptions { budget: 4, ..BuildOptions::default() }).unwrap()
+    }
+
+    /// Logits in which node i prefers `picks[i]`.
+    fn logits(picks: &[usize]) -> Vec<f32> {
+        picks.iter().flat_map(|&pick| (0..3).map(move |id| if id == pick { 2.0 } else { 0.0 })).collect()
+    }
+
+    #[test]
+    fn the_walk_follows_the_targets_picks_and_ends_with_its_bonus() {
+        let tree = tree();
+        let second = tree.child(0, 2).unwrap();
+        let below = tree.child(second, 0).unwrap();
+        let mut picks = vec![1usize; tree.tokens().len()];
+        (picks[0], picks[second], picks[below]) = (2, 0, 2);
+        let accepted = walk(&tree, &logits(&picks), &GREEDY, 10).unwrap();
+        assert_eq!(accepted.path, [0, second, below]);
+        let tokens: Vec<_> = accepted.tokens.iter().map(|t| (t.id, t.origin)).collect();
+        let (drafted, bonus) = (TokenOrigin::Drafted, TokenOrigin::Bonus);
+        assert_eq!(tokens, [(2, drafted), (0, drafted), (2, bonus)]);
+        assert!(accepted.tokens.iter().all(|t| t.logprob == Some(t.top[0].1) && t.top.len() == 1));
+    }
+
+    #[test]
+    fn only_visited_rows_can_fail_the_stream() {
+        let tree = tree();
+        let second = tree.child(0, 2).unwrap();
+        let mut rows = logits(&vec![1; tree.tokens().len()]);
+        rows[second * 3] = f32::NAN;
+        let accepted = walk(&tree, &rows, &GREEDY, 10).unwrap();
+        assert!(!accepted.path.contains(&second));
+        let first = tree.child(0, 1).unwrap();
+        rows[first * 3 + 2] = f32::INFINITY;
+        assert_eq!(walk(&tree, &rows, &GREEDY, 10), Err(11));
+    }
+}

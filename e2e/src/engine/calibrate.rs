@@ -1,0 +1,101 @@
+//! Times a few passes on an empty engine, so that `auto` starts with this machine's costs.
+
+use std::time::{Duration, Instant};
+
+use canopy_kernels::DraftTree;
+
+use super::CostCurve;
+use super::auto::{Tuner, draft_load};
+use crate::Result;
+use crate::draft::{DraftRequest, Drafter};
+use crate::target::{LogitRows, Target, VerifyStream};
+
+/// Cost of one more row relative to the first, where nothing else is known.
+const VERIFY_PER_ROW: f64 = 0.05;
+/// Cost of one more unit of draft load relative to the first.
+const DRAFT_PER_LOAD: f64 = 0.02;
+/// Rows of the timed passes.
+const ROWS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// No further size is timed once this much time is spent.
+const TIME: Duration = Duration::from_millis(120);
+/// Passes per size; the fastest counts.
+const REPEATS: usize = 3;
+/// Context rows the drafter is timed with.
+const CONTEXT: usize = 8;
+
+/// A tuner for this pair: measured when `measure`, of unknown scale otherwise. Slot 0 is used and left empty.
+pub(super) fn tuner(
+    target: &mut dyn Target,
+    drafter: Option<&mut (dyn Drafter + 'static)>,
+    measure: bool,
+) -> Result<Tuner> {
+    let block_size = drafter.as_ref().map_or(1, |drafter| drafter.block_size());
+    let (mut verify, mut draft) = (None, None);
+    if let Some(drafter) = drafter.filter(|_| measure) {
+        verify = CostCurve::through(&time_verify(target)?, VERIFY_PER_ROW);
+        draft = CostCurve::through(&time_draft(target, drafter)?, DRAFT_PER_LOAD);
+    }
+    let verify = verify.unwrap_or_else(|| CostCurve::shape(VERIFY_PER_ROW));
+    let draft = draft.unwrap_or_else(|| CostCurve::shape(DRAFT_PER_LOAD));
+    Ok(Tuner::new(verify, draft, block_size))
+}
+
+/// A tree like the builders': a spine whose nodes each have a leaf beside them.
+fn comb(nodes: usize) -> Result<DraftTree> {
+    let parent = |node: usize| match node {
+        0 => -1,
+        1 => 0,
+        _ => (node as i32 - 2) / 2 * 2,
+    };
+    Ok(DraftTree::new((0..nodes).map(parent).collect())?)
+}
+
+fn pass(tree: DraftTree) -> [VerifyStream; 1] {
+    [VerifyStream { slot: 0, tokens: vec![0; tree.len()], tree, logits: LogitRows::All }]
+}
+
+fn time_verify(target: &mut dyn Target) -> Result<Vec<(usize, f64)>> {
+    let started = Instant::now();
+    let (mut points, context) = (Vec::new(), target.context_len());
+    for rows in ROWS.into_iter().take_while(|&rows| rows < context) {
+        let streams = pass(comb(rows)?);
+        let mut fastest = f64::INFINITY;
+        for _ in 0..REPEATS {
+            let pass = Instant::now();
+            target.verify(&streams)?;
+            target.commit(&[vec![0]])?;
+            fastest = fastest.min(pass.elapsed().as_secs_f64());
+            target.reset(0)?;
+        }
+        points.push((rows, fastest));
+        if started.elapsed() > TIME {
+            break;
+        }
+    }
+    Ok(points)
+}
+
+fn time_draft(target: &mut dyn Target, drafter: &mut dyn Drafter) -> Result<Vec<(usize, f64)>> {
+    let context = CONTEXT.min(target.context_len() - 1).max(1);
+    let streams = pass(DraftTree::chain(context)?);
+    let horizon = drafter.block_size().saturating_sub(1);
+    let mut points = Vec::new();
+    if let Some(features) = target.verify(&streams)?.features {
+        target.commit(&[(0..context).collect()])?;
+        drafter.extend(0, &features)?;
+        let mut horizons = vec![horizon.div_ceil(4), horizon];
+        horizons.dedup();
+        for horizon in horizons.into_iter().filter(|&horizon| horizon > 0) {
+            let mut fastest = f64::INFINITY;
+            for _ in 0..REPEATS {
+                let call = Instant::now();
+                drafter.draft(&[DraftRequest { slot: 0, root: 0, horizon }])?;
+                fastest = fastest.min(call.elapsed().as_secs_f64());
+            }
+            points.push((draft_load(drafter.block_size(), horizon), fastest));
+        }
+    }
+    drafter.reset(0)?;
+    target.reset(0)?;
+    Ok(points)
+}

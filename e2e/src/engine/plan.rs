@@ -1,0 +1,251 @@
+//! The first half of a round: who reads how much of its prompt, who drafts, and which trees are verified.
+
+use std::time::Instant;
+
+use candle_core::Tensor;
+use canopy_kernels::DraftTree;
+
+use super::auto::{Candidate, Fixed, draft_load};
+use super::stream::joined;
+use super::{Engine, Mode, StageTimes, Stream};
+use crate::Result;
+use crate::draft::{DraftRequest, Drafter};
+use crate::target::{LogitRows, VerifyStream};
+use crate::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtree_from};
+
+/// Candidates per depth that `auto` looks at.
+const AUTO_TOP_K: usize = 10;
+/// Feature rows that a stream takes in after an ordinary round; more are a prompt or a plain phase catching up.
+const ORDINARY_ROWS: usize = 32;
+
+/// What one stream verifies in a round.
+pub(super) enum Rows {
+    /// A chunk of its prompt.
+    Prompt(usize),
+    /// A draft tree, possibly the root alone.
+    Tree {
+        tree: CandidateTree,
+        /// The drafter ran for it.
+        drafted: bool,
+    },
+}
+
+/// One stream's part of a round.
+pub(super) struct Work {
+    /// Index in the running streams.
+    pub index: usize,
+    pub rows: Rows,
+}
+
+impl Work {
+    /// Rows that it adds to the pass.
+    fn rows(&self) -> usize {
+        match &self.rows {
+            Rows::Prompt(count) => *count,
+            Rows::Tree { tree, .. } => tree.tokens().len(),
+        }
+    }
+
+    /// The stream's entry of the verify pass.
+    pub fn verify(&self, stream: &Stream) -> Result<VerifyStream> {
+        let slot = stream.slot;
+        match &self.rows {
+            Rows::Prompt(count) => {
+                let tokens = stream.prompt[stream.prefilled..][..*count].to_vec();
+                let logits = if *count == stream.unread() { LogitRows::Last } else { LogitRows::None };
+                Ok(VerifyStream { slot, tokens, tree: DraftTree::chain(*count)?, logits })
+            }
+            Rows::Tree { tree, .. } => {
+                let (tokens, tree) = (tree.tokens().to_vec(), tree.tree().clone());
+                Ok(VerifyStream { slot, tokens, tree, logits: LogitRows::All })
+            }
+        }
+    }
+}
+
+/// A planned round.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub work: Vec<Work>,
+    /// Load of the round's draft call, 0 without one.
+    pub draft_load: usize,
+    /// Its seconds, tree building included; `None` when a prompt's features were taken in with it.
+    pub draft_seconds: Option<f64>,
+}
+
+/// One stream's draft before it is drawn.
+struct Draft {
+    index: usize,
+    root: u32,
+    horizon: usize,
+    budget: usize,
+    mode: Mode,
+}
+
+impl Engine {
+    /// Plans a round: prompt chunks, drafts and trees.
+    pub(super) fn plan(&mut self, times: &mut StageTimes) -> Result<Plan> {
+        let mut plan = Plan { work: self.prompt_chunks(), ..Plan::default() };
+        let (drafts, plain) = self.wanted_drafts();
+        for (index, root) in plain {
+            plan.work.push(Work {
+                index,
+                rows: Rows::Tree { tree: CandidateTree::root_only(root)?, drafted: false },
+            });
+        }
+        if !drafts.is_empty() {
+            self.draft(drafts, &mut plan, times)?;
+        }
+        plan.work.sort_by_key(|work| work.index);
+        Ok(plan)
+    }
+
+    /// Prompt rows of this round: the streams that joined first read first, at most a chunk over all of them.
+    fn prompt_chunks(&self) -> Vec<Work> {
+        let mut left = self.config.prefill_chunk;
+        let mut work = Vec::new();
+        for (index, stream) in self.running.iter().enumerate() {
+            let count = stream.unread().min(left);
+            if count > 0 {
+                left -= count;
+                work.push(Work { index, rows: Rows::Prompt(count) });
+            }
+        }
+        work
+    }
+
+    /// The drafts of this round, and `(index, root)` of the streams that verify their root alone.
+    fn wanted_drafts(&mut self) -> (Vec<Draft>, Vec<(usize, u32)>) {
+        let (mut drafts, mut plain) = (Vec::new(), Vec::new());
+        let block_size = self.drafter.as_ref().map_or(1, |drafter| drafter.block_size());
+        for (index, stream) in self.running.iter().enumerate() {
+            let Some(root) = stream.root else { continue };
+            let Speculated { mode, horizon, budget } = self.speculated(stream, block_size);
+            match horizon.min(budget) {
+                0 => plain.push((index, root)),
+                _ => drafts.push(Draft { index, root, horizon, budget, mode }),
+            }
+        }
+        let (auto, mut chosen): (Vec<Draft>, Vec<Draft>) =
+            drafts.into_iter().partition(|d| d.mode == Mode::Auto);
+        if !auto.is_empty() {
+            let fixed = Fixed {
+                rows: plain.len() + auto.len() + chosen.iter().map(|d| d.budget + 1).sum::<usize>(),
+                tokens: (plain.len() + auto.len() + chosen.len()) as f64,
+                draft_load: chosen.iter().map(|d| draft_load(block_size, d.horizon)).sum(),
+            };
+            let candidate = |draft: &Draft| Candidate {
+                tuning: &self.running[draft.index].tuning,
+                horizon: draft.horizon,
+                budget: draft.budget,
+            };
+            let candidates: Vec<_> = auto.iter().map(candidate).collect();
+            let drafting = self.tuner.drafting(&candidates, fixed);
+            for (draft, drafting) in auto.into_iter().zip(drafting) {
+                match drafting {
+                    true => chosen.push(draft),
+                    false => plain.push((draft.index, draft.root)),
+                }
+            }
+        }
+        (chosen, plain)
+    }
+
+    /// A stream's mode, depths to draft and most nodes in its next round.
+    fn speculated(&self, stream: &Stream, block_size: usize) -> Speculated {
+        let (mode, budget) = (stream.speculation.mode, stream.speculation.budget);
+        let depth = if stream.features.is_some() { stream.useful_depth(block_size) } else { 0 };
+        let (horizon, budget) = match mode {
+            Mode::Ar => (0, 0),
+            Mode::Chain => (depth, budget.unwrap_or(depth)),
+            Mode::Tree => (depth, budget.unwrap_or(self.config.default_budget)),
+            Mode::Auto => (stream.tuning.horizon(depth), budget.unwrap_or(self.config.auto_budget)),
+        };
+        Speculated { mode, horizon: horizon.min(budget), budget }
+    }
+
+    /// Draws all drafts in one call and builds their trees.
+    fn draft(&mut self, drafts: Vec<Draft>, plan: &mut Plan, times: &mut StageTimes) -> Result<()> {
+        let Some(drafter) = self.drafter.as_deref_mut() else { return Ok(()) };
+        let started = Instant::now();
+        let span = tracing::debug_span!("draft", streams = drafts.len()).entered();
+        let ordinary = take_features(&drafts, &mut self.running, drafter)?;
+        let request = |draft: &Draft| DraftRequest {
+            slot: self.running[draft.index].slot,
+            root: draft.root,
+            horizon: draft.horizon,
+        };
+        let logits = drafter.draft(&drafts.iter().map(request).collect::<Vec<_>>())?;
+        let block_size = drafter.block_size();
+        drop(span);
+        times.draft += started.elapsed().as_secs_f64();
+        let building = Instant::now();
+        let span = tracing::debug_span!("build").entered();
+        let trees = self.build(&drafts, &logits, &plan.work)?;
+        drop(span);
+        plan.draft_load = drafts.iter().map(|d| draft_load(block_size, d.horizon)).sum();
+        for (draft, tree) in drafts.iter().zip(trees) {
+            plan.work.push(Work { index: draft.index, rows: Rows::Tree { tree, drafted: true } });
+        }
+        times.build += building.elapsed().as_secs_f64();
+        plan.draft_seconds = ordinary.then(|| started.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// The drafts' trees. Logits that are no distribution end a tree before them; the stream loses speed, not its text.
+    fn build(&self, drafts: &[Draft], logits: &[Tensor], others: &[Work]) -> Result<Vec<CandidateTree>> {
+        let (mut trees, mut auto, mut worth) = (Vec::with_capacity(drafts.len()), Vec::new(), Vec::new());
+        for (draft, logits) in drafts.iter().zip(logits) {
+            let top_k = match draft.mode {
+                Mode::Chain => 1,
+                Mode::Auto => AUTO_TOP_K,
+                Mode::Ar | Mode::Tree => usize::MAX,
+            };
+            let options = BuildOptions { budget: draft.budget, top_k };
+            let marginals = Marginals::from_tensor(logits, options)?;
+            trees.push(match draft.mode {
+                Mode::Chain => chain_from(&marginals, draft.root, options)?,
+                Mode::Ar | Mode::Tree => ddtree_from(&marginals, draft.root, options)?,
+                Mode::Auto => {
+                    let tuning = &self.running[draft.index].tuning;
+                    let (tree, nodes) = self.tuner.build(tuning, &marginals, draft.root, options)?;
+                    auto.push(trees.len());
+                    worth.push(nodes);
+                    tree
+                }
+            });
+        }
+        if !auto.is_empty() {
+            let fixed = (0..trees.len()).filter(|tree| !auto.contains(tree));
+            let rows = others.iter().map(Work::rows).chain(fixed.map(|tree| trees[tree].tokens().len()));
+            let budgets = self.tuner.budgets(&worth, rows.sum::<usize>() + auto.len());
+            for (tree, budget) in auto.into_iter().zip(budgets) {
+                trees[tree].truncate(budget)?;
+            }
+        }
+        Ok(trees)
+    }
+}
+
+/// Gives the drafter what these streams have committed since it last saw them, in one call. True when no stream had
+/// more than an ordinary round's rows.
+fn take_features(drafts: &[Draft], running: &mut [Stream], drafter: &mut dyn Drafter) -> Result<bool> {
+    let (mut counts, mut rows) = (Vec::new(), Vec::new());
+    for draft in drafts {
+        let stream = &mut running[draft.index];
+        let count = stream.features.as_mut().map_or(0, |features| features.take(&mut rows));
+        if count > 0 {
+            counts.push((stream.slot, count));
+        }
+    }
+    if !rows.is_empty() {
+        drafter.extend_packed(&counts, &joined(rows)?)?;
+    }
+    Ok(counts.iter().all(|&(_, count)| count <= ORDINARY_ROWS))
+}
+
+struct Speculated {
+    mode: Mode,
+    horizon: usize,
+    budget: usize,
+}

@@ -1,0 +1,136 @@
+//! Who waits, who runs, which slot is whose.
+
+use std::time::Instant;
+
+use super::accept::Picker;
+use super::request::refuse;
+use super::stream::{Output, PendingFeatures, Stream};
+use super::{Engine, Event, FinishReason, GenerateRequest, Mode, Speculation, StreamId, StreamStats};
+use crate::{Error, Result};
+
+/// A checked request without a slot.
+pub(super) struct Waiting {
+    id: StreamId,
+    request: GenerateRequest,
+    submitted: Instant,
+}
+
+impl Engine {
+    /// Checks a request and queues it. It gets a slot in one of the next steps.
+    ///
+    /// # Errors
+    /// [`Error::Request`] naming the field that cannot be served; [`Error::Full`] when every slot is taken and the
+    /// queue is full.
+    pub fn submit(&mut self, request: GenerateRequest) -> Result<StreamId> {
+        self.limits.check(&request)?;
+        if self.waiting.len() >= self.config.max_waiting + self.free.len() {
+            return Err(Error::Full { running: self.running.len(), waiting: self.waiting.len() });
+        }
+        let id = StreamId(self.next_id);
+        self.next_id += 1;
+        self.waiting.push_back(Waiting { id, request, submitted: Instant::now() });
+        Ok(id)
+    }
+
+    /// Ends a stream; its slot is free before the next step, which reports it as cancelled. Unknown ids are ignored:
+    /// the stream may have ended by itself.
+    pub fn cancel(&mut self, stream: StreamId) {
+        let stats = if let Some(index) = self.waiting.iter().position(|w| w.id == stream) {
+            let waiting = self.waiting.remove(index);
+            let total = waiting.map_or(0.0, |w| w.submitted.elapsed().as_secs_f64());
+            StreamStats { total, ..StreamStats::default() }
+        } else if let Some(index) = self.running.iter().position(|s| s.id == stream) {
+            let mut stream = self.running.remove(index);
+            self.release(stream.slot);
+            stream.final_stats()
+        } else {
+            return;
+        };
+        self.events.push((stream, Event::Done { reason: FinishReason::Cancelled, stats }));
+    }
+
+    /// Changes how a stream is decoded, from its next round on. Its text stays the same.
+    ///
+    /// # Errors
+    /// [`Error::Request`] when the stream is unknown, the speculation is out of range, or a stream that started as
+    /// `ar` (its prompt never reached the drafter) is to draft.
+    pub fn set_speculation(&mut self, stream: StreamId, speculation: Speculation) -> Result<()> {
+        self.limits.check_speculation(&speculation)?;
+        if let Some(waiting) = self.waiting.iter_mut().find(|w| w.id == stream) {
+            waiting.request.speculation = speculation;
+            return Ok(());
+        }
+        let Some(running) = self.running.iter_mut().find(|s| s.id == stream) else {
+            return Err(refuse("stream", "a running or waiting stream", stream.0));
+        };
+        if speculation.mode != Mode::Ar && running.features.is_none() && self.drafter.is_some() {
+            return Err(refuse("mode", "ar, as the stream started", speculation.mode));
+        }
+        running.speculation = speculation;
+        Ok(())
+    }
+
+    /// Streams running and waiting.
+    pub fn load(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// Gives free slots to the streams that waited longest.
+    pub(super) fn admit(&mut self) {
+        while !self.waiting.is_empty() {
+            let Some(slot) = self.free.pop() else { return };
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            let stream = self.start(waiting, slot);
+            self.running.push(stream);
+        }
+    }
+
+    fn start(&self, waiting: Waiting, slot: usize) -> Stream {
+        let Waiting { id, request, submitted } = waiting;
+        let limit = request.max_tokens.min(self.limits.context - request.prompt.len());
+        let drafts = request.speculation.mode != Mode::Ar && self.drafter.is_some();
+        let stats = StreamStats { prompt_tokens: request.prompt.len(), ..StreamStats::default() };
+        Stream {
+            id,
+            slot,
+            output: Output::new(&self.text, &request, limit),
+            prompt: request.prompt,
+            prefilled: 0,
+            root: None,
+            limit,
+            picker: Picker { sampling: request.sampling, logprobs: request.logprobs },
+            speculation: request.speculation,
+            report_rounds: request.report_rounds,
+            features: drafts.then(PendingFeatures::default),
+            tuning: self.tuner.stream(),
+            stats,
+            submitted,
+        }
+    }
+
+    /// Empties a slot and makes it free. A slot that cannot be emptied is never used again.
+    pub(super) fn release(&mut self, slot: usize) {
+        let target = self.target.reset(slot);
+        let drafter = self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reset(slot));
+        match target.and(drafter) {
+            Ok(()) => self.free.push(slot),
+            Err(error) => tracing::error!(slot, %error, "a slot cannot be emptied and is out of use"),
+        }
+    }
+
+    /// Ends the waiting streams when nothing runs and yet no slot is free: none will ever be.
+    pub(super) fn fail_stranded(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.events.push((waiting.id, Event::Failed(Error::Round("every slot is out of use".into()))));
+        }
+    }
+
+    /// Ends every running stream: the pass that they shared failed.
+    pub(super) fn fail_all(&mut self, error: &Error) {
+        tracing::error!(%error, "a round failed");
+        for stream in std::mem::take(&mut self.running) {
+            self.release(stream.slot);
+            self.events.push((stream.id, Event::Failed(Error::Round(error.to_string()))));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A stream's counters and stage times.
+
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+
+/// Wall seconds in each stage. A stream counts the whole stage of every round it took part in, the other streams'
+/// share included: it is the time that the stream waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StageTimes {
+    /// Prompt.
+    pub prefill: f64,
+    /// Drafter: features taken in, blocks drafted.
+    pub draft: f64,
+    /// Tree builder.
+    pub build: f64,
+    /// Target.
+    pub verify: f64,
+    /// Accept walk and sampling.
+    pub accept: f64,
+    /// States and caches.
+    pub commit: f64,
+}
+
+impl StageTimes {
+    /// Sum of all stages.
+    pub fn total(&self) -> f64 {
+        self.prefill + self.draft + self.build + self.verify + self.accept + self.commit
+    }
+}
+
+impl AddAssign for StageTimes {
+    fn add_assign(&mut self, other: Self) {
+        self.prefill += other.prefill;
+        self.draft += other.draft;
+        self.build += other.build;
+        self.verify += other.verify;
+        self.accept += other.accept;
+        self.commit += other.commit;
+    }
+}
+
+/// A stream's counters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StreamStats {
+    /// Prompt tokens.
+    pub prompt_tokens: usize,
+    /// Emitted tokens, the one that ended the generation (stop token, or last of a stop string) included.
+    pub completion_tokens: usize,
+    /// Decode rounds. The first token comes from the prompt's last chunk, which is none.
+    pub rounds: usize,
+    /// Verified nodes, roots included.
+    pub nodes: usize,
+    /// Sum of accepted path lengths, roots included.
+    pub committed: usize,
+    /// Rounds in which the drafter ran.
+    pub drafted_rounds: usize,
+    /// Rounds by the number of drafted nodes verified: what `auto` chose, what a fixed budget came to.
+    pub budgets: BTreeMap<usize, usize>,
+    /// Seconds from submission to the first token.
+    pub first_token: f64,
+    /// Seconds from submission to the end.
+    pub total: f64,
+    /// Seconds per stage.
+    pub stages: StageTimes,
+}
+
+impl StreamStats {
+    /// Mean accepted path length, root included: tokens gained per round.
+    pub fn acceptance_length(&self) -> f64 {
+        self.committed as f64 / self.rounds.max(1) as f64
+    }
+
+    /// Mean number of drafted nodes per round.
+    pub fn mean_budget(&self) -> f64 {
+        (self.nodes - self.rounds) as f64 / self.rounds.max(1) as f64
+    }
+
+    /// Tokens per second after the first one.
+    pub fn decode_rate(&self) -> f64 {
+        let seconds = self.total - self.first_token;
+        if seconds > 0.0 { self.completion_tokens.saturating_sub(1) as f64 / seconds } else { 0.0 }
+    }
+}

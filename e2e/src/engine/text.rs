@@ -1,0 +1,41 @@
+//! Where the engine gets text from: a trait, so that a toy vocabulary can drive it in tests.
+
+use std::sync::Arc;
+
+use crate::tokenizer::{Detokenizer, Tokenizer};
+
+/// Text of one stream's tokens, whole characters at a time.
+pub trait TextDecoder: Send {
+    /// The characters that `token` completes; empty while one is open.
+    fn push(&mut self, token: u32) -> String;
+    /// What is left open.
+    fn finish(&mut self) -> String;
+}
+
+/// A vocabulary as the engine needs it.
+pub trait TokenText: Send + Sync {
+    /// Tokens that end a generation.
+    fn stop_tokens(&self) -> &[u32];
+    /// A decoder for one stream.
+    fn decoder(self: Arc<Self>) -> Box<dyn TextDecoder>;
+}
+
+impl TextDecoder for Detokenizer {
+    fn push(&mut self, token: u32) -> String {
+        Detokenizer::push(self, token)
+    }
+
+    fn finish(&mut self) -> String {
+        Detokenizer::finish(self)
+    }
+}
+
+impl TokenText for Tokenizer {
+    fn stop_tokens(&self) -> &[u32] {
+        Tokenizer::stop_tokens(self)
+    }
+
+    fn decoder(self: Arc<Self>) -> Box<dyn TextDecoder> {
+        Box::new(self.detokenizer())
+    }
+}
