@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -25,27 +26,42 @@ pub(super) fn files(hub: &Hub, commit: &str, dir: &Path, wanted: &[Wanted]) -> R
         std::fs::create_dir_all(path).map_err(|source| Error::Io { path: path.into(), source })?;
     }
     let missing = wanted.iter().filter(|(name, _)| !dir.join(name).is_file());
-    let queue = Mutex::new(missing);
+    let (queue, failed) = (Mutex::new(missing), AtomicBool::new(false));
     let bars = MultiProgress::new();
+    let one = |(name, size): &Wanted| -> Result<()> {
+        let part = partial.join(format!("{commit}-{name}"));
+        let bar = bars.add(bar(name, *size));
+        tracing::info!(repo = hub.name, file = name, bytes = size, "downloading");
+        if file(hub, commit, (name, *size), &part, &bar, &failed)? {
+            bar.finish();
+            std::fs::rename(&part, dir.join(name)).map_err(|source| Error::Io { path: part, source })?;
+        }
+        Ok(())
+    };
+    let work = || {
+        while !failed.load(Ordering::Relaxed) {
+            let next = queue.lock().map(|mut queue| queue.next()).unwrap_or(None);
+            let Some(wanted) = next else { break };
+            one(wanted).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
+        }
+        Ok(())
+    };
     thread::scope(|scope| {
-        let work = || -> Result<()> {
-            loop {
-                let next = queue.lock().map(|mut queue| queue.next()).unwrap_or(None);
-                let Some((name, size)) = next else { return Ok(()) };
-                let part = partial.join(format!("{commit}-{name}"));
-                let bar = bars.add(bar(name, *size));
-                file(hub, commit, (name, *size), &part, &bar)?;
-                bar.finish();
-                std::fs::rename(&part, dir.join(name)).map_err(|source| Error::Io { path: part, source })?;
-            }
-        };
         let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
         let mut joined = workers.into_iter().map(|worker| worker.join());
         joined.try_for_each(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
-fn file(hub: &Hub, commit: &str, (name, size): (&str, u64), part: &Path, bar: &ProgressBar) -> Result<()> {
+/// Appends what `part` lacks. False when another file failed and the rest is left for the next run.
+fn file(
+    hub: &Hub,
+    commit: &str,
+    (name, size): (&str, u64),
+    part: &Path,
+    bar: &ProgressBar,
+    failed: &AtomicBool,
+) -> Result<bool> {
     let io = |source| Error::Io { path: part.into(), source };
     let mut out = OpenOptions::new().create(true).append(true).open(part).map_err(io)?;
     lock(hub, &out, name)?;
@@ -56,6 +72,9 @@ fn file(hub: &Hub, commit: &str, (name, size): (&str, u64), part: &Path, bar: &P
     }
     bar.set_position(have);
     while have < size {
+        if failed.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
         let end = size.min(have + PIECE);
         let bytes = piece(hub, commit, name, have..end)?;
         if bytes.len() as u64 != end - have {
@@ -66,7 +85,8 @@ fn file(hub: &Hub, commit: &str, (name, size): (&str, u64), part: &Path, bar: &P
         have = end;
         bar.set_position(have);
     }
-    out.sync_all().map_err(io)
+    out.sync_all().map_err(io)?;
+    Ok(true)
 }
 
 /// Two processes must not append to one file.

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use canopy_e2e::embedded;
 use canopy_e2e::files::ModelFiles;
 use canopy_e2e::loader::{LoadOptions, ModelSource, load, load_target, load_tokenizer};
-use canopy_e2e::target::Target;
 
 use crate::support::*;
 
