@@ -155,6 +155,20 @@ fn templates_in_the_dialect_of_transformers() {
 {%- macro turn(role, text) %}
     {{- '<|im_start|>' + role + '\\n' + text + eos_token + '\\n' }}
 {%- endmacro %}
+{%- macro plain(content, strict=false) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content is iterable and content is not mapping or content is none or strict %}
+        {{- raise_exception('Unexpected content type.') }}
+    {%- endif %}
+{%- endmacro %}
+{%- if tools and tools is iterable and tools is not mapping %}
+    {{- '<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' ~ (tool | tojson | safe if tool is mapping else tool | string) }}
+    {%- endfor %}
+    {{- '\\n</tools>\\n' }}
+{%- endif %}
 {%- set ns = namespace(last=-1) %}
 {%- for message in messages[::-1] %}
     {%- if ns.last == -1 and message.role == 'user' %}
@@ -162,7 +176,7 @@ fn templates_in_the_dialect_of_transformers() {
     {%- endif %}
 {%- endfor %}
 {%- for message in messages %}
-    {% set text = message.content.strip() %}
+    {% set text = plain(message.content, true)|trim %}
     {% if text.startswith('<think>') and loop.index0 < ns.last %}
         {%- set text = text.split('</think>')[-1].lstrip('\\n') %}
     {% endif %}
@@ -184,9 +198,10 @@ fn templates_in_the_dialect_of_transformers() {
     assert_eq!(text, format!("{turns_text}<|im_start|>assistant\n"));
 
     let (_dir, tokenizer) = with_template(json!({"eos_token": "<|im_end|>"}), Some(jinja));
-    let off = json!({"enable_thinking": false});
+    let off = json!({"enable_thinking": false, "tools": [{"name": "f", "at": [1, 2]}, "g"]});
     let text = tokenizer.unwrap().chat_prompt_with(&turns, off.as_object().unwrap()).unwrap();
-    assert_eq!(text, format!("{turns_text}<|im_start|>assistant\n<think>\n\n</think>\n\n"));
+    let tools = "<tools>\n{\"name\": \"f\", \"at\": [1, 2]}\ng\n</tools>\n";
+    assert_eq!(text, format!("{tools}{turns_text}<|im_start|>assistant\n<think>\n\n</think>\n\n"));
 
     let error = render(jinja, &[message("user", "a"), message("user", "b")]).unwrap_err().to_string();
     assert!(
