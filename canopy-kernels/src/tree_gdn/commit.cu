@@ -1,18 +1,37 @@
-// tree_gdn commit: S <- exp(g_cum_a) S + sum over the accepted path of exp(g_cum_a - g_cum_j) k_j u_j^T, in place.
+// tree_gdn commit: S <- exp(g_0 + .. + g_a) S + sum over the accepted path of exp(g_{j+1} + .. + g_a) k_j u_j^T, in place.
+// The exponents are suffix sums taken from the path's end, so that the entries that weigh most have the smallest rounding error.
 // One CTA owns 32 value rows of one value head of one sequence; a warp owns four of them, a lane four keys. 16 path rows are staged at a
-// time in shared memory (10 KiB). The sum runs along the path, root first. k is normalised again in f32 from qkv.
+// time in shared memory (12 KiB with the sums). The sum runs along the path, root first. k is normalised again in f32 from qkv.
 #include "args.cuh"
 #include "rows.cuh"
 
 namespace canopy {
 
 constexpr int kStage = 16;
+constexpr int kPath = 256;
+
+// later[j] = g of path entries j .. length - 1, by doubling; later[length] = 0.
+__device__ const float* suffix_sums(float (*buffer)[kPath + 1], const float* gates, const int* path, int length, uint32_t v_heads,
+                                    uint32_t hv) {
+    const int j = threadIdx.x;
+    if (j < length) buffer[0][j] = gates[(size_t)path[j] * 2 * v_heads + hv];
+    if (j == 0) buffer[0][length] = buffer[1][length] = 0.f;
+    __syncthreads();
+    int now = 0;
+    for (int reach = 1; reach < length; reach *= 2) {
+        if (j < length) buffer[now ^ 1][j] = buffer[now][j] + (j + reach < length ? buffer[now][j + reach] : 0.f);
+        __syncthreads();
+        now ^= 1;
+    }
+    return buffer[now];
+}
 
 template <typename T>
-__device__ void commit(CommitArgs a, const T* qkv, const float* u, const float* g_cum, const int* path, const int* cu_rows,
+__device__ void commit(CommitArgs a, const T* qkv, const float* gates, const float* u, const int* path, const int* cu_rows,
                        const int* slots, float* state) {
     __shared__ __align__(16) float k_rows[kStage][kDk];
     __shared__ __align__(16) float u_rows[kStage][32];
+    __shared__ float suffix[2][kPath + 1];
     const uint32_t b = blockIdx.z, hv = blockIdx.y;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];
@@ -21,8 +40,8 @@ __device__ void commit(CommitArgs a, const T* qkv, const float* u, const float* 
     const size_t width = qkv_width(a.k_heads, a.v_heads);
     const int dv0 = blockIdx.x * 32;
     float* s = state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
-    const float end = g_cum[(size_t)path[begin + length - 1] * a.v_heads + hv];
-    const float decay = expf(end);
+    const float* later = suffix_sums(suffix, gates, path + begin, length, a.v_heads, hv);
+    const float decay = expf(later[0]);
     float4 acc[4];
 #pragma unroll
     for (int x = 0; x < 4; ++x) acc[x] = scaled(load4(s + (size_t)x * kDk), decay);
@@ -32,7 +51,7 @@ __device__ void commit(CommitArgs a, const T* qkv, const float* u, const float* 
         for (int j = warp; j < count; j += 8) {
             const int row = path[begin + j0 + j];
             const float4 k = normed_row(qkv + (size_t)row * width + (size_t)(a.k_heads + h) * kDk, lane, 1.f);
-            const float weight = expf(end - g_cum[(size_t)row * a.v_heads + hv]);
+            const float weight = expf(later[j0 + j + 1]);
             *reinterpret_cast<float4*>(&k_rows[j][4 * lane]) = scaled(k, weight);
             u_rows[j][lane] = u[((size_t)row * a.v_heads + hv) * kDv + dv0 + lane];
         }
@@ -57,9 +76,9 @@ __device__ void commit(CommitArgs a, const T* qkv, const float* u, const float* 
 
 #define CANOPY_COMMIT(NAME, T)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) tree_gdn_commit_##NAME##_k128_v128(                                 \
-        CommitArgs args, const T* qkv, const float* u, const float* g_cum, const int* path, const int* cu_rows,           \
+        CommitArgs args, const T* qkv, const float* gates, const float* u, const int* path, const int* cu_rows,           \
         const int* slots, float* state) {                                                                                 \
-        canopy::commit<T>(args, qkv, u, g_cum, path, cu_rows, slots, state);                                              \
+        canopy::commit<T>(args, qkv, gates, u, path, cu_rows, slots, state);                                              \
     }
 
 CANOPY_COMMIT(bf16, __nv_bfloat16)

@@ -169,15 +169,16 @@ pub fn verify<T: Element>(
 pub struct CommitBuffers<'a, T> {
     /// The rows that verify read.
     pub qkv: CudaView<'a, T>,
+    /// The gates that verify read.
+    pub gates: CudaView<'a, f32>,
     /// Pseudo-values that verify wrote.
     pub u: CudaView<'a, f32>,
-    /// Cumulative log gate that verify wrote.
-    pub g_cum: CudaView<'a, f32>,
     /// The pool, in place.
     pub state: CudaViewMut<'a, f32>,
 }
 
-/// Commits the accepted paths into the pool: `S <- exp(g_cum_a) S + sum_j exp(g_cum_a - g_cum_j) k_j u_j^T`.
+/// Commits the accepted paths into the pool: `S <- exp(g_cum_a) S + sum_j exp(g_cum_a - g_cum_j) k_j u_j^T`, the
+/// differences taken as sums of `g` from the path's end.
 ///
 /// # Errors
 /// Any wrong length, an unsupported head size or a slot outside the pool, before anything is launched.
@@ -189,12 +190,12 @@ pub fn commit<T: Element>(
     buffers: CommitBuffers<'_, T>,
 ) -> Result<()> {
     const OP: &str = "tree-gdn-commit";
-    let CommitBuffers { qkv, u, g_cum, mut state } = buffers;
+    let CommitBuffers { qkv, gates, u, mut state } = buffers;
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
     check_dims(OP, dims)?;
     expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
     expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
-    expect_len(OP, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
+    expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
     let pool = state.len() / dims.state_len();
     expect_len(OP, "state", &[pool, dims.state_len()], state.len())?;
     if let Some(slot) = paths.slots().iter().find(|&&slot| slot >= pool as i32) {
@@ -216,7 +217,7 @@ pub fn commit<T: Element>(
         shared_mem_bytes: 0,
     };
     let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&qkv).arg(&u).arg(&g_cum).arg(&on_device.rows).arg(&on_device.cu_rows);
+    launch.arg(&args).arg(&qkv).arg(&gates).arg(&u).arg(&on_device.rows).arg(&on_device.cu_rows);
     launch.arg(&on_device.slots).arg(&mut state);
     // SAFETY: lengths and slots checked above; each CTA writes its own value rows of its own slot.
     unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;

@@ -69,8 +69,8 @@ fn run<T: launch::Element + Clone + Default>(
     let on_device = PathsOnDevice::new(stream, &accepted).map_err(text)?;
     let buffers = launch::CommitBuffers {
         qkv: qkv.as_view(),
+        gates: gates.as_view(),
         u: u.as_view(),
-        g_cum: g_cum.as_view(),
         state: state.as_view_mut(),
     };
     launch::commit(stream, dims, &accepted, &on_device, buffers).map_err(text)?;
