@@ -1,0 +1,207 @@
+//! Logs, and the counters behind `/metrics`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use canopy_e2e::engine::{EmittedToken, FinishReason, StreamStats, TokenOrigin};
+use metrics::{Counter, Gauge, Histogram, Unit};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// A log filter that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("--log: {0}")]
+pub struct LogError(String);
+
+/// Starts logging to stderr.
+pub fn start_logging(filter: &str, format: LogFormat) -> Result<(), LogError> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| LogError(error.to_string()))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match format {
+        LogFormat::Text => builder.with_target(false).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    started.map_err(|error| LogError(error.to_string()))
+}
+
+const SECONDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+const LENGTHS: [f64; 12] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0];
+
+/// Records after which the histograms' raw samples are folded, scraped or not.
+const FOLD_EVERY: u64 = 4096;
+
+/// The server's counters. Each value has its own registry, so that servers in one process do not mix.
+pub struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    series: Series,
+    records: AtomicU64,
+}
+
+struct Series {
+    running: Gauge,
+    waiting: Gauge,
+    admitted: Gauge,
+    prompt_tokens: Counter,
+    drafted_tokens: Counter,
+    bonus_tokens: Counter,
+    rounds: Counter,
+    nodes: Counter,
+    committed: Counter,
+    acceptance_length: Histogram,
+    first_token: Histogram,
+    total: Histogram,
+    stages: [Histogram; 6],
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Metrics {
+    /// Counters at zero.
+    pub fn new() -> Result<Self, metrics_exporter_prometheus::BuildError> {
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
+            .set_buckets_for_metric(Matcher::Suffix("_length".into()), &LENGTHS)?
+            .build_recorder();
+        let series = metrics::with_local_recorder(&recorder, Series::new);
+        Ok(Self { handle: recorder.handle(), recorder, series, records: AtomicU64::new(0) })
+    }
+
+    /// The exposition text.
+    pub fn render(&self, admitted: usize) -> String {
+        self.series.admitted.set(admitted as f64);
+        self.handle.render()
+    }
+
+    /// One answered request.
+    pub fn request(&self, route: &str, status: u16) {
+        let (route, status) = (route.to_owned(), status.to_string());
+        metrics::with_local_recorder(&self.recorder, || {
+            metrics::counter!("canopy_requests_total", "route" => route, "status" => status).increment(1);
+        });
+    }
+
+    /// Streams in slots and waiting for one.
+    pub fn load(&self, running: usize, waiting: usize) {
+        self.series.running.set(running as f64);
+        self.series.waiting.set(waiting as f64);
+    }
+
+    /// One decode round's emitted tokens.
+    pub fn acceptance_length(&self, tokens: usize) {
+        self.series.acceptance_length.record(tokens as f64);
+        if self.records.fetch_add(1, Ordering::Relaxed) % FOLD_EVERY == FOLD_EVERY - 1 {
+            self.handle.run_upkeep();
+        }
+    }
+
+    /// Emitted tokens of one step.
+    pub fn tokens(&self, tokens: &[EmittedToken]) {
+        let drafted = tokens.iter().filter(|token| token.origin == TokenOrigin::Drafted).count();
+        self.series.drafted_tokens.increment(drafted as u64);
+        self.series.bonus_tokens.increment((tokens.len() - drafted) as u64);
+    }
+
+    /// A stream that came to its end.
+    pub fn stream_done(&self, reason: FinishReason, stats: &StreamStats) {
+        self.ended(match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        });
+        self.series.prompt_tokens.increment(stats.prompt_tokens as u64);
+        self.series.rounds.increment(stats.rounds as u64);
+        self.series.nodes.increment(stats.nodes as u64);
+        self.series.committed.increment(stats.committed as u64);
+        self.series.first_token.record(stats.first_token);
+        self.series.total.record(stats.total);
+        let stages = &stats.stages;
+        let seconds =
+            [stages.prefill, stages.draft, stages.build, stages.verify, stages.accept, stages.commit];
+        self.series.stages.iter().zip(seconds).for_each(|(stage, seconds)| stage.record(seconds));
+    }
+
+    /// A stream that ended by an error.
+    pub fn stream_failed(&self) {
+        self.ended("error");
+    }
+
+    /// A stream whose reader left or fell behind.
+    pub fn cancelled(&self) {
+        self.ended("cancelled");
+    }
+
+    fn ended(&self, reason: &'static str) {
+        metrics::with_local_recorder(&self.recorder, || {
+            metrics::counter!("canopy_streams_total", "reason" => reason).increment(1);
+        });
+    }
+}
+
+impl Series {
+    fn new() -> Self {
+        describe();
+        let stage = |stage: &'static str| metrics::histogram!("canopy_stage_seconds", "stage" => stage);
+        Self {
+            running: metrics::gauge!("canopy_streams_running"),
+            waiting: metrics::gauge!("canopy_streams_waiting"),
+            admitted: metrics::gauge!("canopy_streams_admitted"),
+            prompt_tokens: metrics::counter!("canopy_prompt_tokens_total"),
+            drafted_tokens: metrics::counter!("canopy_completion_tokens_total", "origin" => "drafted"),
+            bonus_tokens: metrics::counter!("canopy_completion_tokens_total", "origin" => "bonus"),
+            rounds: metrics::counter!("canopy_rounds_total"),
+            nodes: metrics::counter!("canopy_nodes_total"),
+            committed: metrics::counter!("canopy_committed_tokens_total"),
+            acceptance_length: metrics::histogram!("canopy_acceptance_length"),
+            first_token: metrics::histogram!("canopy_first_token_seconds"),
+            total: metrics::histogram!("canopy_stream_seconds"),
+            stages: ["prefill", "draft", "build", "verify", "accept", "commit"].map(stage),
+        }
+    }
+}
+
+fn describe() {
+    use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
+    counter!("canopy_requests_total", "Answered requests by route and status.");
+    counter!("canopy_streams_total", "Ended streams by reason.");
+    gauge!("canopy_streams_running", "Streams in a slot.");
+    gauge!("canopy_streams_waiting", "Streams that wait for a slot.");
+    gauge!("canopy_streams_admitted", "Streams that hold a place in the queue, running or waiting.");
+    counter!("canopy_prompt_tokens_total", "Prompt tokens of ended streams.");
+    counter!("canopy_completion_tokens_total", "Emitted tokens, drafted or bonus.");
+    counter!("canopy_rounds_total", "Decode rounds of ended streams.");
+    counter!("canopy_nodes_total", "Verified nodes of ended streams, roots included.");
+    counter!("canopy_committed_tokens_total", "Accepted path lengths of ended streams, summed, roots included.");
+    histogram!("canopy_acceptance_length", "Tokens that a decode round gained; a stream's last round is left out.");
+    histogram!("canopy_first_token_seconds", Unit::Seconds, "From submission to the first token.");
+    histogram!("canopy_stream_seconds", Unit::Seconds, "From submission to the end.");
+    histogram!("canopy_stage_seconds", Unit::Seconds, "A stream's seconds in each stage of its rounds.");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_servers_in_one_process_count_apart() {
+        let (one, other) = (Metrics::new().unwrap(), Metrics::new().unwrap());
+        one.request("/v1/completions", 200);
+        one.acceptance_length(5);
+        let text = one.render(3);
+        assert!(text.contains(r#"canopy_requests_total{route="/v1/completions",status="200"} 1"#), "{text}");
+        assert!(text.contains(r#"canopy_acceptance_length_bucket{le="5"} 1"#), "{text}");
+        assert!(text.contains(r#"canopy_acceptance_length_bucket{le="4"} 0"#), "{text}");
+        assert!(text.contains("canopy_streams_admitted 3"), "{text}");
+        assert!(!other.render(0).contains("status="));
+    }
+
+    #[test]
+    fn a_bad_filter_is_an_error() {
+        assert!(start_logging("canopy=loudest", LogFormat::Text).is_err());
+    }
+}
