@@ -95,7 +95,8 @@ async fn observe(
 fn request_id(request: &Request) -> Option<HeaderValue> {
     let id = request.headers().get(REQUEST_ID)?;
     let text = id.to_str().ok()?;
-    let fit = (1..=LONGEST_REQUEST_ID).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let fit =
+        (1..=LONGEST_REQUEST_ID).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
     fit.then(|| id.clone())
 }
 

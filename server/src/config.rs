@@ -1,7 +1,6 @@
 //! What was typed ([`Args`]) and what is meant ([`Config`]); every check is in the one conversion.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use canopy_e2e::loader::{LoadOptions, ModelSource, WeightDtype};
@@ -29,6 +28,9 @@ pub struct Args {
     /// How weights are kept.
     #[arg(long, env = "CANOPY_DTYPE", value_enum, default_value_t = DtypeArg::Stored)]
     pub dtype: DtypeArg,
+    /// Where the model runs: `cpu`, `cuda` or `cuda:N`.
+    #[arg(long, env = "CANOPY_DEVICE", default_value = "cpu")]
+    pub device: String,
     /// Streams that run at once.
     #[arg(long, env = "CANOPY_SLOTS", default_value_t = 4)]
     pub slots: usize,
@@ -114,6 +116,8 @@ pub struct Config {
     pub drafter: DrafterChoice,
     /// How weights are kept.
     pub dtype: DtypeArg,
+    /// Where the model runs.
+    pub device: String,
     /// Streams that run at once.
     pub slots: usize,
     /// Streams that may wait.
@@ -182,6 +186,7 @@ impl TryFrom<Args> for Config {
                 name => DrafterChoice::Source(model_source("drafter", name)?),
             },
             dtype: args.dtype,
+            device: args.device,
             slots: in_range("slots", args.slots, 1, 1024)?,
             max_waiting: in_range("max-waiting", args.max_waiting, 0, 1 << 20)?,
             context_len: args.context_len,
@@ -219,6 +224,8 @@ impl Config {
             slots: self.slots,
             context_len: self.context_len,
             offline: self.offline,
+            device: self.device.clone(),
+            ..LoadOptions::default()
         }
     }
 }
@@ -230,23 +237,8 @@ fn in_range(argument: &'static str, value: usize, low: usize, high: usize) -> Re
     Err(ConfigError { argument, expected: format!("{low} to {high}"), got: value.to_string() })
 }
 
-/// `embedded`, an existing directory, or `owner/name`.
 fn model_source(argument: &'static str, name: &str) -> Result<ModelSource, ConfigError> {
-    if name == "embedded" {
-        return Ok(ModelSource::Embedded);
-    }
-    if Path::new(name).is_dir() {
-        return Ok(ModelSource::Directory(PathBuf::from(name)));
-    }
-    let parts: Vec<&str> = name.split('/').collect();
-    let valid = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    if parts.len() == 2 && parts.iter().all(|part| valid(part)) {
-        return Ok(ModelSource::Hub(name.to_owned()));
-    }
-    Err(ConfigError {
+    name.parse().map_err(|_| ConfigError {
         argument,
         expected: "`embedded`, an existing directory or `owner/name`".into(),
         got: format!("`{name}`"),
@@ -273,7 +265,10 @@ mod tests {
     #[test]
     fn a_model_is_embedded_a_directory_or_a_hub_name() {
         assert_eq!(config(&["--model", "."]).unwrap().model, ModelSource::Directory(".".into()));
-        assert_eq!(config(&["--model", "Qwen/Qwen3.5-9B"]).unwrap().model, ModelSource::Hub("Qwen/Qwen3.5-9B".into()));
+        assert_eq!(
+            config(&["--model", "Qwen/Qwen3.5-9B"]).unwrap().model,
+            ModelSource::Hub("Qwen/Qwen3.5-9B".into())
+        );
         assert_eq!(config(&["--drafter", "none"]).unwrap().drafter, DrafterChoice::None);
         for bad in ["", "/no/such/directory", "a/b/c", "../x", "name with space/x"] {
             let message = config(&["--model", bad]).unwrap_err().to_string();
@@ -283,7 +278,9 @@ mod tests {
 
     #[test]
     fn a_number_out_of_range_is_named() {
-        for (argument, value) in [("--slots", "0"), ("--threads", "0"), ("--budget", "256"), ("--prefill-chunk", "0")] {
+        for (argument, value) in
+            [("--slots", "0"), ("--threads", "0"), ("--budget", "256"), ("--prefill-chunk", "0")]
+        {
             let message = config(&[argument, value]).unwrap_err().to_string();
             assert!(message.starts_with(argument) && message.ends_with(&format!("got {value}")), "{message}");
         }

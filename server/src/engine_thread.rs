@@ -179,8 +179,11 @@ pub fn spawn(
 ) -> std::io::Result<(EngineHandle, oneshot::Receiver<Result<(), StartError>>)> {
     let (commands, inbox) = mpsc::channel(options.command_buffer);
     let (loaded, when_loaded) = oneshot::channel();
-    let health =
-        Arc::new(Health { state: AtomicU8::new(LOADING), born: Instant::now(), step_started: AtomicU64::new(0) });
+    let health = Arc::new(Health {
+        state: AtomicU8::new(LOADING),
+        born: Instant::now(),
+        step_started: AtomicU64::new(0),
+    });
     let handle = EngineHandle { commands, model: Arc::default(), health };
     let (model, health) = (Arc::clone(&handle.model), Arc::clone(&handle.health));
     std::thread::Builder::new().name("engine".into()).spawn(move || {
@@ -201,7 +204,15 @@ pub fn spawn(
                 let _ = model.set(info);
                 health.state.store(RUNNING, Ordering::Release);
                 let _ = loaded.send(Ok(()));
-                Runner { rounds, inbox, health, metrics, streams: HashMap::new(), buffer: options.update_buffer }.run();
+                Runner {
+                    rounds,
+                    inbox,
+                    health,
+                    metrics,
+                    streams: HashMap::new(),
+                    buffer: options.update_buffer,
+                }
+                .run();
             }
         });
     })?;

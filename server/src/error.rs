@@ -33,7 +33,15 @@ pub struct Cause(pub String);
 
 impl ApiError {
     fn new(status: StatusCode, error_type: &'static str, message: impl Into<String>) -> Self {
-        Self { status, error_type, message: message.into(), param: None, code: None, retry_after: None, cause: None }
+        Self {
+            status,
+            error_type,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after: None,
+            cause: None,
+        }
     }
 
     /// 400: the request cannot be understood or served as asked.
@@ -55,7 +63,10 @@ impl ApiError {
     /// 400: the prompt does not fit the context.
     pub fn context_length(param: &'static str, context_len: usize, got: usize) -> Self {
         let expected = format!("at most {} prompt tokens in a context of {context_len}", context_len - 1);
-        Self { code: Some("context_length_exceeded"), ..Self::field(param, expected, format!("{got} tokens")) }
+        Self {
+            code: Some("context_length_exceeded"),
+            ..Self::field(param, expected, format!("{got} tokens"))
+        }
     }
 
     /// 401: no key or a wrong one.
@@ -245,6 +256,9 @@ mod tests {
     #[test]
     fn a_field_takes_the_wire_formats_name() {
         let error = ApiError::field("prompt", "x", "y").renamed("prompt", "messages");
-        assert_eq!((error.param.as_deref(), error.message.as_str()), (Some("messages"), "messages: expected x, got y"));
+        assert_eq!(
+            (error.param.as_deref(), error.message.as_str()),
+            (Some("messages"), "messages: expected x, got y")
+        );
     }
 }

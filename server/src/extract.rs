@@ -160,6 +160,9 @@ mod tests {
         assert!(check("Application/JSON; charset=utf-8").is_ok());
         assert!(check("application/vnd.api+json").is_ok());
         assert_eq!(check("text/plain").unwrap_err().status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
-        assert_eq!(check_content_type(&HeaderMap::new()).unwrap_err().status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        assert_eq!(
+            check_content_type(&HeaderMap::new()).unwrap_err().status,
+            StatusCode::UNSUPPORTED_MEDIA_TYPE
+        );
     }
 }

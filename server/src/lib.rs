@@ -9,6 +9,7 @@ pub mod engine_thread;
 pub mod error;
 pub mod extract;
 pub mod openai;
+pub mod pair;
 pub mod queue;
 pub mod reasoning;
 pub mod reply;

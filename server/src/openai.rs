@@ -153,7 +153,9 @@ fn plan(
         canopy,
         request: GenerateRequest {
             prompt: Vec::new(),
-            max_tokens: max_tokens.map_or(limits.default_max_tokens, |max| max as usize).min(limits.context_len),
+            max_tokens: max_tokens
+                .map_or(limits.default_max_tokens, |max| max as usize)
+                .min(limits.context_len),
             stop: stops(shared.stop.as_ref())?,
             stop_tokens: stop_tokens(shared.stop_token_ids.as_deref(), limits)?,
             ignore_eos: shared.ignore_eos.unwrap_or(false),
@@ -224,7 +226,8 @@ fn canopy_options(value: Option<&Value>) -> Result<CanopyOptions, ApiError> {
                     ("rounds", &Value::Bool(on)) => options.rounds = on,
                     ("stats" | "rounds", value) => return wrong(format!("canopy.{name}"), value),
                     _ => {
-                        let mut error = ApiError::field(format!("canopy.{name}"), "stats or rounds", "another field");
+                        let mut error =
+                            ApiError::field(format!("canopy.{name}"), "stats or rounds", "another field");
                         error.code = Some("unknown_field");
                         return Err(error);
                     }
@@ -261,7 +264,11 @@ fn prompt(value: Option<Value>, limits: &Limits<'_>) -> Result<Prompt, ApiError>
 }
 
 fn non_empty(text: String, field: String) -> Result<String, ApiError> {
-    if text.is_empty() { Err(ApiError::field(field, "at least one character", "an empty string")) } else { Ok(text) }
+    if text.is_empty() {
+        Err(ApiError::field(field, "at least one character", "an empty string"))
+    } else {
+        Ok(text)
+    }
 }
 
 fn token_ids(field: &str, items: &[Value], limits: &Limits<'_>) -> Result<Vec<u32>, ApiError> {
@@ -338,7 +345,9 @@ fn content(at: usize, value: Option<Value>) -> Result<String, ApiError> {
 fn stops(value: Option<&Value>) -> Result<Vec<String>, ApiError> {
     const EXPECTED: &str = "a string or a list of strings";
     let one = |field: String, value: &Value| match value {
-        Value::String(text) if text.is_empty() => Err(ApiError::field(field, "at least one character", "none")),
+        Value::String(text) if text.is_empty() => {
+            Err(ApiError::field(field, "at least one character", "none"))
+        }
         Value::String(text) if text.len() > MAX_STOP_BYTES => {
             let expected = format!("at most {MAX_STOP_BYTES} bytes");
             Err(ApiError::field(field, expected, format!("{} bytes", text.len())))
@@ -394,7 +403,10 @@ fn neutral<T: serde::Serialize>(
         Some(value) if !is_neutral(&value) => {
             let got = serde_json::to_value(&value).unwrap_or_default();
             let expected = format!("{expected} (nothing else is supported)");
-            Err(ApiError { code: Some("unsupported_value"), ..ApiError::field(name.into(), expected, shown(&got)) })
+            Err(ApiError {
+                code: Some("unsupported_value"),
+                ..ApiError::field(name.into(), expected, shown(&got))
+            })
         }
         _ => Ok(()),
     }

@@ -1,7 +1,7 @@
 //! The answers' wire format: whole bodies and stream chunks of both endpoints.
 
 use canopy_e2e::engine::{EmittedToken, FinishReason, RoundReport, StreamStats, TokenOrigin};
-use canopy_e2e::tokenizer::Tokenizer;
+use canopy_e2e::tokenizer::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub struct Reply {
     model: ModelInfo,
     plan: Plan,
     split: ReasoningSplit,
-    pieces: Pieces,
+    pieces: Detokenizer,
     counts: Counts,
     text_offset: usize,
 }
@@ -40,6 +40,7 @@ struct Counts {
     bonus: usize,
 }
 
+/// A token as the page shows it; a character that several tokens share stands at the last of them.
 #[derive(Serialize)]
 struct TokenPiece {
     id: u32,
@@ -54,10 +55,10 @@ impl Reply {
             shape,
             id,
             created,
+            pieces: model.tokenizer.detokenizer(),
             model,
             plan,
             split: ReasoningSplit::new(thinking),
-            pieces: Pieces::default(),
             counts: Counts::default(),
             text_offset: 0,
         }
@@ -66,7 +67,8 @@ impl Reply {
     /// The first chunk of a streamed chat answer: the role.
     pub fn opening(&self) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": ""});
-        (self.shape == Shape::Chat).then(|| self.chunk(json!([choice("delta", delta, Value::Null, None)]), None))
+        (self.shape == Shape::Chat)
+            .then(|| self.chunk(json!([choice("delta", delta, Value::Null, None)]), None))
     }
 
     /// The chunk of one step, or none when there is nothing to tell.
@@ -127,7 +129,7 @@ impl Reply {
             body["canopy"] = if canopy.stats { self.canopy_stats(stats) } else { json!({}) };
         }
         if canopy.rounds {
-            body["canopy"]["rounds_detail"] = rounds.into();
+            body["canopy"]["round_reports"] = rounds.into();
         }
         body
     }
@@ -191,8 +193,16 @@ impl Reply {
             return None;
         }
         let tokenizer = &self.model.tokenizer;
-        let tokens: Vec<TokenPiece> =
-            update.tokens.iter().map(|token| self.pieces.token(tokenizer, token)).collect();
+        let pieces = &mut self.pieces;
+        let piece = |token: &EmittedToken| TokenPiece {
+            id: token.id,
+            text: pieces.push(token.id),
+            origin: match token.origin {
+                TokenOrigin::Drafted => "drafted",
+                TokenOrigin::Bonus => "bonus",
+            },
+        };
+        let tokens: Vec<TokenPiece> = update.tokens.iter().map(piece).collect();
         let round = update.round.as_ref().map(|round| round_body(tokenizer, round));
         Some(json!({"tokens": tokens, "round": round}))
     }
@@ -201,7 +211,8 @@ impl Reply {
         let request = &self.plan.request;
         let stages = &stats.stages;
         let decode = stats.total - stats.first_token;
-        let per_second = if decode > 0.0 { stats.completion_tokens.saturating_sub(1) as f64 / decode } else { 0.0 };
+        let per_second =
+            if decode > 0.0 { stats.completion_tokens.saturating_sub(1) as f64 / decode } else { 0.0 };
         json!({
             "mode": format!("{:?}", request.speculation.mode).to_lowercase(),
             "budget": request.speculation.budget,
@@ -237,14 +248,18 @@ impl Reply {
                 json!({"content": content, "refusal": null})
             }
             Shape::Completion => {
-                let texts: Vec<String> = tokens.iter().map(|token| token_text(tokenizer, token.id)).collect();
+                let texts: Vec<String> = tokens.iter().map(|token| tokenizer.token_text(token.id)).collect();
                 let mut offsets = Vec::with_capacity(texts.len());
                 for text in &texts {
                     offsets.push(self.text_offset);
                     self.text_offset += text.chars().count();
                 }
                 let top = |token: &EmittedToken| -> Value {
-                    token.top.iter().map(|&(id, logprob)| (token_text(tokenizer, id), json!(logprob))).collect()
+                    token
+                        .top
+                        .iter()
+                        .map(|&(id, logprob)| (tokenizer.token_text(id), json!(logprob)))
+                        .collect()
                 };
                 json!({
                     "tokens": texts,
@@ -283,7 +298,7 @@ fn round_body(tokenizer: &Tokenizer, round: &RoundReport) -> Value {
         .nodes
         .iter()
         .map(|node| {
-            let text = token_text(tokenizer, node.token);
+            let text = tokenizer.token_text(node.token);
             json!({"token": node.token, "text": text, "parent": node.parent, "prob": node.prob})
         })
         .collect();
@@ -291,48 +306,17 @@ fn round_body(tokenizer: &Tokenizer, round: &RoundReport) -> Value {
         "start": round.start,
         "nodes": nodes,
         "path": round.path,
-        "bonus": {"token": round.bonus, "text": token_text(tokenizer, round.bonus)},
+        "bonus": {"token": round.bonus, "text": tokenizer.token_text(round.bonus)},
     })
 }
 
 fn chat_logprob(tokenizer: &Tokenizer, token: &EmittedToken) -> Value {
     let one = |id, logprob| {
-        let text = token_text(tokenizer, id);
+        let text = tokenizer.token_text(id);
         let bytes = (!text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec());
         json!({"token": text, "logprob": logprob, "bytes": bytes})
     };
     let mut body = one(token.id, token.logprob);
     body["top_logprobs"] = token.top.iter().map(|&(id, logprob)| one(id, Some(logprob))).collect();
     body
-}
-
-/// A single token's text; bytes that are no whole character show as U+FFFD.
-fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
-    tokenizer.decode(&[id]).unwrap_or_default()
-}
-
-/// Shows tokens one by one; a character that several tokens share stands at the last of them.
-#[derive(Debug, Default)]
-struct Pieces {
-    open: Vec<u32>,
-}
-
-impl Pieces {
-    /// Bytes of a character at most, so tokens that can share one.
-    const MOST_OPEN: usize = 4;
-
-    fn token(&mut self, tokenizer: &Tokenizer, token: &EmittedToken) -> TokenPiece {
-        self.open.push(token.id);
-        let mut text = tokenizer.decode(&self.open).unwrap_or_default();
-        if text.ends_with('\u{fffd}') && self.open.len() < Self::MOST_OPEN {
-            text.clear();
-        } else {
-            self.open.clear();
-        }
-        let origin = match token.origin {
-            TokenOrigin::Drafted => "drafted",
-            TokenOrigin::Bonus => "bonus",
-        };
-        TokenPiece { id: token.id, text, origin }
-    }
 }

@@ -67,8 +67,7 @@ pub async fn serve(
             let _ = is_drained.send(());
         }
     };
-    let server =
-        axum::serve(listener, crate::app::app(state)).with_graceful_shutdown(graceful).into_future();
+    let server = axum::serve(listener, crate::app::app(state)).with_graceful_shutdown(graceful).into_future();
     tokio::select! {
         outcome = server => outcome,
         () = async {

@@ -176,8 +176,14 @@ fn describe() {
     counter!("canopy_completion_tokens_total", "Emitted tokens, drafted or bonus.");
     counter!("canopy_rounds_total", "Decode rounds of ended streams.");
     counter!("canopy_nodes_total", "Verified nodes of ended streams, roots included.");
-    counter!("canopy_committed_tokens_total", "Accepted path lengths of ended streams, summed, roots included.");
-    histogram!("canopy_acceptance_length", "Tokens that a decode round gained; a stream's last round is left out.");
+    counter!(
+        "canopy_committed_tokens_total",
+        "Accepted path lengths of ended streams, summed, roots included."
+    );
+    histogram!(
+        "canopy_acceptance_length",
+        "Tokens that a decode round gained; a stream's last round is left out."
+    );
     histogram!("canopy_first_token_seconds", Unit::Seconds, "From submission to the first token.");
     histogram!("canopy_stream_seconds", Unit::Seconds, "From submission to the end.");
     histogram!("canopy_stage_seconds", Unit::Seconds, "A stream's seconds in each stage of its rounds.");

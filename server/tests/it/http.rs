@@ -1,0 +1,289 @@
+//! Every route through the router, no socket: the answers' shapes, headers, keys.
+
+use axum::body::Body;
+use axum::http::Request;
+use canopy_e2e::engine::Mode;
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+fn toy() -> (canopy_server::state::AppState, Seen) {
+    toy_state(&Setup::default())
+}
+
+#[test]
+fn a_completion_has_openais_shape() {
+    let (state, _) = toy();
+    let answer =
+        post_json(&state, "/v1/completions", &json!({"model": MODEL, "prompt": "def f():", "max_tokens": 7}));
+    assert_eq!(answer.status, 200);
+    let body = answer.json();
+    assert_eq!(body["object"], "text_completion");
+    assert!(body["id"].as_str().unwrap().starts_with("cmpl-"));
+    assert_eq!(body["model"], MODEL);
+    assert_eq!(
+        body["choices"],
+        json!([{"index": 0, "text": toy_text(7), "logprobs": null, "finish_reason": "length"}])
+    );
+    let prompt = TOKENIZER.encode("def f():").unwrap().len();
+    let usage = json!({"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7});
+    assert_eq!(body["usage"], usage);
+    assert!(body.get("canopy").is_none());
+}
+
+#[test]
+fn a_chat_answer_has_openais_shape() {
+    let (state, seen) = toy();
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Add "}, {"type": "text", "text": "two numbers."}]},
+    ]);
+    let body = json!({"model": MODEL, "messages": messages, "max_completion_tokens": 4});
+    let answer = post_json(&state, "/v1/chat/completions", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let body = answer.json();
+    assert_eq!(body["object"], "chat.completion");
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let message = json!({"role": "assistant", "content": toy_text(4), "refusal": null});
+    assert_eq!(
+        body["choices"],
+        json!([{"index": 0, "message": message, "logprobs": null, "finish_reason": "length"}])
+    );
+    let prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nAdd two numbers.<|im_end|>\n\
+                  <|im_start|>assistant\n";
+    assert_eq!(seen.lock().unwrap()[0].prompt, TOKENIZER.encode(prompt).unwrap());
+}
+
+#[test]
+fn a_prompt_is_a_string_a_list_of_one_or_token_ids() {
+    let (state, seen) = toy();
+    let ids = TOKENIZER.encode("def f():").unwrap();
+    for prompt in [json!("def f():"), json!(["def f():"]), json!(ids), json!([ids])] {
+        let body = json!({"prompt": prompt, "max_tokens": 1});
+        let answer = post_json(&state, "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{prompt}: {}", answer.text());
+        assert_eq!(seen.lock().unwrap().last().unwrap().prompt, ids);
+    }
+}
+
+#[test]
+fn what_is_asked_for_reaches_the_engine() {
+    let (state, seen) = toy();
+    let body = json!({
+        "prompt": "x", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11,
+        "stop": ["a", "b", "c", "d", "e"], "stop_token_ids": [5], "ignore_eos": true,
+        "speculation": {"mode": "tree", "budget": 31},
+    });
+    assert_eq!(post_json(&state, "/v1/completions", &body).status, 200);
+    let request = seen.lock().unwrap().pop().unwrap();
+    assert_eq!((request.max_tokens, request.stop.len(), request.stop_tokens.as_slice()), (3, 5, &[5][..]));
+    assert!(request.ignore_eos && !request.report_rounds && request.logprobs.is_none());
+    let sampling = request.sampling;
+    assert_eq!((sampling.temperature, sampling.top_p, sampling.min_p), (0.5, 0.9, 0.05));
+    assert_eq!((sampling.top_k, sampling.seed), (40, 11));
+    assert_eq!((request.speculation.mode, request.speculation.budget), (Mode::Tree, Some(31)));
+}
+
+#[test]
+fn draft_false_is_serial_decoding_and_the_default_is_auto() {
+    let (state, seen) = toy();
+    let modes = [
+        (json!({}), Mode::Auto),
+        (json!({"draft": true}), Mode::Auto),
+        (json!({"draft": false}), Mode::Ar),
+        (json!({"draft": false, "speculation": {"mode": "ar"}}), Mode::Ar),
+        (json!({"draft": false, "speculation": {"budget": 8}}), Mode::Ar),
+        (json!({"speculation": {"mode": "chain"}}), Mode::Chain),
+    ];
+    for (fields, mode) in modes {
+        let mut body = json!({"prompt": "x", "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        assert_eq!(post_json(&state, "/v1/completions", &body).status, 200, "{fields}");
+        assert_eq!(seen.lock().unwrap().last().unwrap().speculation.mode, mode, "{fields}");
+    }
+}
+
+#[test]
+fn defaults_are_greedy_and_256_tokens_cut_to_the_context() {
+    let (state, seen) = toy();
+    assert_eq!(post_json(&state, "/v1/completions", &json!({"prompt": "x"})).status, 200);
+    let request = seen.lock().unwrap().pop().unwrap();
+    assert_eq!((request.sampling.temperature, request.sampling.seed), (0.0, 0));
+    assert_eq!(request.max_tokens, CONTEXT - request.prompt.len());
+    let sampled = json!({"prompt": "x", "max_tokens": 1, "temperature": 1});
+    let seeds: Vec<u64> = (0..2)
+        .map(|_| {
+            assert_eq!(post_json(&state, "/v1/completions", &sampled).status, 200);
+            seen.lock().unwrap().pop().unwrap().sampling.seed
+        })
+        .collect();
+    assert_ne!(seeds[0], seeds[1]);
+}
+
+#[test]
+fn neutral_values_of_what_is_not_supported_are_accepted() {
+    let (state, _) = toy();
+    let completion = json!({
+        "model": MODEL, "prompt": "x", "max_tokens": 1, "n": 1, "best_of": 1, "echo": false, "suffix": "",
+        "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "someone", "logprobs": null,
+        "stop": null, "stream": false, "stream_options": null, "seed": null, "top_k": -1,
+    });
+    assert_eq!(post_json(&state, "/v1/completions", &completion).status, 200);
+    let said = json!({
+        "role": "assistant", "content": "a", "refusal": null, "annotations": [], "audio": null,
+        "function_call": null, "tool_calls": null, "reasoning_content": "thought",
+    });
+    let chat = json!({
+        "messages": [{"role": "developer", "content": "x", "name": "me"}, said, {"role": "user", "content": ""}],
+        "max_tokens": 1, "max_completion_tokens": 1, "n": null, "logit_bias": null, "store": false,
+        "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "tool_choice": "none",
+        "parallel_tool_calls": true, "modalities": ["text"], "service_tier": "auto", "logprobs": false,
+        "top_logprobs": 0, "frequency_penalty": null,
+    });
+    let answer = post_json(&state, "/v1/chat/completions", &chat);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[test]
+fn logprobs_have_the_shape_of_each_endpoint() {
+    let (state, _) = toy();
+    let body = json!({"prompt": "x", "max_tokens": 3, "logprobs": 2});
+    let logprobs = &post_json(&state, "/v1/completions", &body).json()["choices"][0]["logprobs"];
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(tokens.concat(), toy_text(3));
+    assert_eq!(logprobs["token_logprobs"], json!([-0.5, -0.5, -0.5]));
+    assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 2);
+    assert_eq!(logprobs["text_offset"][1], tokens[0].chars().count());
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let body = json!({"messages": messages, "max_tokens": 3, "logprobs": true, "top_logprobs": 1});
+    let content =
+        &post_json(&state, "/v1/chat/completions", &body).json()["choices"][0]["logprobs"]["content"];
+    assert_eq!(content.as_array().unwrap().len(), 3);
+    assert_eq!((&content[0]["token"], &content[0]["logprob"]), (&json!(tokens[0]), &json!(-0.5)));
+    assert_eq!(content[0]["bytes"], json!(tokens[0].as_bytes()));
+    assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn canopy_true_tells_statistics_and_rounds() {
+    let (state, _) = toy();
+    let body =
+        json!({"prompt": "x", "max_tokens": 6, "canopy": true, "speculation": {"mode": "tree", "budget": 2}});
+    let canopy = &post_json(&state, "/v1/completions", &body).json()["canopy"];
+    assert_eq!((&canopy["mode"], &canopy["budget"]), (&json!("tree"), &json!(2)));
+    assert_eq!(
+        (&canopy["rounds"], &canopy["nodes"], &canopy["committed"]),
+        (&json!(3), &json!(9), &json!(6))
+    );
+    assert_eq!(canopy["acceptance_length"], 2.0);
+    assert_eq!((&canopy["drafted_tokens"], &canopy["bonus_tokens"]), (&json!(3), &json!(3)));
+    let rounds = canopy["round_reports"].as_array().unwrap();
+    assert_eq!(rounds.len(), 3);
+    assert_eq!(rounds[0]["round"]["path"], json!([0, 2]));
+    assert_eq!(rounds[0]["round"]["nodes"][1]["parent"], 0);
+    assert_eq!(rounds[0]["tokens"][1]["origin"], "bonus");
+    let stats = json!({"prompt": "x", "max_tokens": 6, "canopy": {"rounds": false}});
+    let canopy = &post_json(&state, "/v1/completions", &stats).json()["canopy"];
+    assert!(canopy["rounds"] == 3 && canopy.get("round_reports").is_none());
+}
+
+#[test]
+fn the_models_are_listed_and_found_by_name() {
+    let (state, _) = toy();
+    let list = get(&state, "/v1/models").json();
+    assert_eq!((&list["object"], &list["data"][0]["id"]), (&json!("list"), &json!(MODEL)));
+    assert_eq!(get(&state, "/v1/models/toy").json(), list["data"][0]);
+    let missing = get(&state, "/v1/models/Qwen/Qwen3.5-9B");
+    assert_eq!((missing.status, &missing.json()["error"]["code"]), (404, &json!("model_not_found")));
+}
+
+#[test]
+fn health_ready_and_metrics_answer() {
+    let (state, _) = toy();
+    assert_eq!((get(&state, "/health").status, get(&state, "/ready").status), (200, 200));
+    assert_works(&state);
+    let metrics = get(&state, "/metrics");
+    assert!(metrics.header("content-type").unwrap().starts_with("text/plain"));
+    for line in [
+        r#"canopy_requests_total{route="/v1/completions",status="200"} 1"#,
+        r#"canopy_requests_total{route="/health",status="200"} 1"#,
+        r#"canopy_streams_total{reason="length"} 1"#,
+        r#"canopy_completion_tokens_total{origin="drafted"} 2"#,
+        r#"canopy_completion_tokens_total{origin="bonus"} 3"#,
+        "canopy_streams_running 0",
+        "canopy_streams_waiting 0",
+        "canopy_rounds_total 3",
+        r#"canopy_acceptance_length_bucket{le="2"} 1"#,
+        r#"canopy_stage_seconds_count{stage="verify"} 1"#,
+    ] {
+        assert!(metrics.text().lines().any(|have| have == line), "{line} is not in\n{}", metrics.text());
+    }
+}
+
+#[test]
+fn the_page_and_its_parts_are_served_under_a_policy() {
+    let (state, _) = toy();
+    for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {
+        let answer = get(&state, path);
+        assert_eq!(answer.status, 200);
+        assert!(answer.header("content-type").unwrap().starts_with(kind));
+        assert!(answer.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
+        let outside = |text: &str| {
+            text.contains("https://") || text.replace("http://www.w3.org/", "").contains("http://")
+        };
+        assert!(!outside(answer.text()), "{path} asks another host");
+    }
+}
+
+#[test]
+fn request_ids_are_kept_or_made() {
+    let (state, _) = toy();
+    let with_id = |id: &str| {
+        let request = Request::get("/health").header("x-request-id", id).body(Body::empty()).unwrap();
+        oneshot(&state, request).header("x-request-id").unwrap().to_owned()
+    };
+    assert_eq!(with_id("abc-1"), "abc-1");
+    assert!(with_id("no spaces").starts_with("req-"));
+    assert!(with_id(&"x".repeat(200)).starts_with("req-"));
+    let missing = get(&state, "/no/such/route");
+    assert_eq!((missing.status, &missing.json()["error"]["code"]), (404, &json!("not_found")));
+    assert!(missing.header("x-request-id").is_some());
+    let method = get(&state, "/v1/completions");
+    assert_eq!((method.status, &method.json()["error"]["code"]), (405, &json!("method_not_allowed")));
+}
+
+#[test]
+fn a_key_is_compared_exactly_and_its_scheme_in_any_case() {
+    let (state, _) = toy_state(&Setup { args: vec!["--api-key", "AbC"], ..Setup::default() });
+    let status = |value: Option<&str>| {
+        let mut request = Request::get("/v1/models");
+        if let Some(value) = value {
+            request = request.header("authorization", value);
+        }
+        oneshot(&state, request.body(Body::empty()).unwrap()).status
+    };
+    assert_eq!((status(Some("Bearer AbC")), status(Some("bEaReR AbC"))), (200, 200));
+    for wrong in
+        [None, Some("Bearer abc"), Some("Bearer AbCd"), Some("Bearer Ab"), Some("Basic AbC"), Some("AbC")]
+    {
+        assert_eq!(status(wrong), 401, "{wrong:?}");
+    }
+    let answer = get(&state, "/v1/models");
+    assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+    assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+    for open in ["/", "/health", "/ready", "/metrics"] {
+        assert_eq!(get(&state, open).status, 200, "{open}");
+    }
+}
+
+#[test]
+fn a_failing_stream_fails_alone() {
+    let (state, _) = toy();
+    let answer = post_json(&state, "/v1/completions", &json!({"prompt": FAILING, "max_tokens": 5}));
+    assert_eq!(answer.status, 500);
+    let error: &Value = &answer.json()["error"];
+    assert_eq!((&error["type"], &error["code"]), (&json!("server_error"), &json!("internal")));
+    assert!(!answer.text().contains("non-finite"), "internals stay in the log: {}", answer.text());
+    assert_works(&state);
+}

@@ -1,0 +1,8 @@
+//! The server's integration tests.
+
+mod bad_input; // every bad input: the status, the field named, the next request works
+mod http; // routes, answers, headers, keys: no socket
+mod overload; // 429, 413, drain, slow readers, a failing engine
+mod pair; // the embedded pair behind the real routes
+mod sse; // real sockets: chunks, disconnects
+mod support; // a toy engine, a server on a free port, a plain HTTP client

@@ -1,0 +1,138 @@
+//! Streams over real sockets: chunks, events of rounds, errors before and within, disconnects.
+
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+fn text_of(chunks: &[Value]) -> String {
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect()
+}
+
+#[test]
+fn a_streamed_completion_is_chunks_and_done() {
+    let server = Server::start(&Setup::default());
+    let body =
+        json!({"prompt": "x", "max_tokens": 9, "stream": true, "stream_options": {"include_usage": true}});
+    let answer = server.request("POST", "/v1/completions", &body.to_string());
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    assert_eq!(answer.header("cache-control"), Some("no-cache"));
+    let chunks = answer.chunks();
+    assert_eq!(text_of(&chunks), toy_text(9));
+    assert!(
+        chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk["object"] == "text_completion")
+    );
+    let (usage, rest) = chunks.split_last().unwrap();
+    assert_eq!((&usage["choices"], &usage["usage"]["completion_tokens"]), (&json!([]), &json!(9)));
+    assert!(rest.iter().all(|chunk| chunk["usage"].is_null() && chunk.get("canopy").is_none()));
+    let (last, rest) = rest.split_last().unwrap();
+    assert_eq!(
+        last["choices"][0],
+        json!({"index": 0, "text": "", "logprobs": null, "finish_reason": "length"})
+    );
+    assert!(rest.iter().all(|chunk| chunk["choices"][0]["finish_reason"].is_null()));
+}
+
+#[test]
+fn a_streamed_chat_answer_starts_with_the_role() {
+    let server = Server::start(&Setup::default());
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stream": true});
+    let chunks = server.request("POST", "/v1/chat/completions", &body.to_string()).chunks();
+    assert_eq!(chunks[0]["object"], "chat.completion.chunk");
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let text: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, toy_text(5));
+    let last = &chunks[chunks.len() - 1];
+    assert_eq!(
+        (&last["choices"][0]["delta"], &last["choices"][0]["finish_reason"]),
+        (&json!({}), &json!("length"))
+    );
+    assert!(last.get("usage").is_none());
+}
+
+#[test]
+fn rounds_come_with_their_chunks_and_statistics_with_the_last() {
+    let server = Server::start(&Setup::default());
+    let body = json!({"prompt": "x", "max_tokens": 6, "stream": true, "canopy": true});
+    let chunks = server.request("POST", "/v1/completions", &body.to_string()).chunks();
+    assert_eq!(chunks.len(), 4);
+    let mut text = String::new();
+    for chunk in &chunks[..3] {
+        let canopy = &chunk["canopy"];
+        assert_eq!(canopy["round"]["path"], json!([0, 2]));
+        assert_eq!(canopy["round"]["nodes"].as_array().unwrap().len(), 3);
+        assert_eq!(canopy["tokens"][0]["origin"], "drafted");
+        text.extend(canopy["tokens"].as_array().unwrap().iter().map(|token| token["text"].as_str().unwrap()));
+    }
+    assert_eq!(text, toy_text(6));
+    assert_eq!(chunks[3]["canopy"]["acceptance_length"], 2.0);
+}
+
+#[test]
+fn an_error_within_a_stream_is_an_event_and_the_end() {
+    let server = Server::start(&Setup::default());
+    let body = json!({"prompt": FAILING, "max_tokens": 6, "stream": true});
+    let answer = server.request("POST", "/v1/completions", &body.to_string());
+    assert_eq!(answer.status, 200);
+    let events = answer.events();
+    let error: Value = serde_json::from_str(&events[events.len() - 1]).unwrap();
+    assert_eq!(error["error"]["type"], "server_error");
+    assert_works(&server.state);
+}
+
+#[test]
+fn invalid_parameters_of_a_stream_are_a_400_before_any_event() {
+    let server = Server::start(&Setup::default());
+    for body in
+        [json!({"prompt": "x", "stream": true, "max_tokens": -1}), json!({"prompt": "", "stream": true})]
+    {
+        let answer = server.request("POST", "/v1/completions", &body.to_string());
+        assert_eq!((answer.status, answer.header("content-type")), (400, Some("application/json")));
+        assert!(answer.json()["error"]["param"].is_string() && !answer.text().contains("data:"));
+    }
+}
+
+/// The toy's steps take 50 ms. After the reader has left, the stream emits nothing in the next step and its place is
+/// free, so the waiting request gets its slot.
+#[test]
+fn a_disconnect_frees_the_slot_within_a_step() {
+    let args = vec!["--slots", "1", "--max-waiting", "1"];
+    let server = Server::start(&Setup { args, delay: Duration::from_millis(50), ..Setup::default() });
+    let endless = json!({"prompt": "x", "max_tokens": 150, "stream": true}).to_string();
+    let mut socket = server.open("POST", "/v1/completions", &endless);
+    let mut first = [0; 1];
+    socket.read_exact(&mut first).unwrap();
+    eventually("the stream runs", || {
+        get(&server.state, "/metrics").text().contains("canopy_streams_running 1")
+    });
+    let waiting =
+        server.open("POST", "/v1/completions", &json!({"prompt": "y", "max_tokens": 2}).to_string());
+    eventually("the second waits", || server.state.queue().in_flight() == 2);
+    let left = Instant::now();
+    drop(socket);
+    let answer = read_answer(waiting);
+    assert_eq!(
+        (answer.status, answer.json()["choices"][0]["text"].as_str()),
+        (200, Some(toy_text(2).as_str()))
+    );
+    assert!(left.elapsed() < Duration::from_millis(1500), "75 steps were left, {:?} passed", left.elapsed());
+    eventually("both places are free", || server.state.queue().in_flight() == 0);
+    let metrics = get(&server.state, "/metrics");
+    assert!(metrics.text().contains(r#"canopy_streams_total{reason="cancelled"} 1"#), "{}", metrics.text());
+}
+
+#[test]
+fn a_disconnect_frees_a_waiting_place_and_an_unstreamed_answer_too() {
+    let args = vec!["--slots", "1", "--max-waiting", "2"];
+    let server = Server::start(&Setup { args, delay: Duration::from_millis(20), ..Setup::default() });
+    let long = json!({"prompt": "x", "max_tokens": 150}).to_string();
+    let sockets: Vec<_> = (0..3).map(|_| server.open("POST", "/v1/completions", &long)).collect();
+    eventually("all are admitted", || server.state.queue().in_flight() == 3);
+    drop(sockets);
+    eventually("all places are free", || server.state.queue().in_flight() == 0);
+    assert_works(&server.state);
+}
