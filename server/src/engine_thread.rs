@@ -261,7 +261,16 @@ impl EngineHandle {
 struct Stream {
     updates: mpsc::Sender<Update>,
     decoding: bool,
-    _permit: Permit,
+    permit: Permit,
+}
+
+impl Stream {
+    /// Gives the place back, then the last update, so that whoever reads the end finds the place free.
+    fn end(self, last: Update) {
+        drop(self.permit);
+        // A reader that left or fell behind sees its channel end.
+        let _ = self.updates.try_send(last);
+    }
 }
 
 struct Runner {
@@ -277,10 +286,10 @@ impl Runner {
     fn run(mut self) {
         while self.take_commands() {
             self.cancel_abandoned();
+            self.report_load();
             if !self.streams.is_empty() && !self.step() {
                 break;
             }
-            self.report_load();
         }
     }
 
@@ -315,10 +324,13 @@ impl Runner {
             return;
         }
         let answer = match self.rounds.submit(request) {
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                drop(permit);
+                Err(error.into())
+            }
             Ok(stream) => {
                 let (updates, receiver) = mpsc::channel(self.buffer);
-                self.streams.insert(stream, Stream { updates, decoding: false, _permit: permit });
+                self.streams.insert(stream, Stream { updates, decoding: false, permit });
                 Ok(receiver)
             }
         };
@@ -363,6 +375,7 @@ impl Runner {
     }
 
     fn deliver(&mut self, events: Vec<(StreamId, Event)>) {
+        self.report_load();
         if events.is_empty() && self.rounds.load() == (0, 0) {
             self.fail_all(&ApiError::internal("the engine lost its streams"));
             return;
@@ -393,32 +406,28 @@ impl Runner {
     }
 
     fn send(&mut self, id: StreamId, update: Update) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        let ends = update.end.is_some();
         self.metrics.tokens(&update.tokens);
-        if stream.decoding && !ends && !update.tokens.is_empty() {
+        if update.end.is_some() {
+            if let Some(stream) = self.streams.remove(&id) {
+                stream.end(update);
+            }
+            return;
+        }
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.decoding && !update.tokens.is_empty() {
             self.metrics.acceptance_length(update.tokens.len());
         }
         stream.decoding |= !update.tokens.is_empty();
-        match stream.updates.try_send(update) {
-            Ok(()) if !ends => {}
-            Ok(()) => {
-                self.streams.remove(&id);
-            }
-            Err(_) => {
-                if !ends {
-                    self.rounds.cancel(id);
-                }
-                self.metrics.cancelled();
-                self.streams.remove(&id);
-            }
+        if stream.updates.try_send(update).is_err() {
+            self.rounds.cancel(id);
+            self.metrics.cancelled();
+            self.streams.remove(&id);
         }
     }
 
     fn fail_all(&mut self, error: &ApiError) {
         for (_, stream) in self.streams.drain() {
-            let end = Some(End::Failed(error.clone()));
-            let _ = stream.updates.try_send(Update { end, ..Update::default() });
+            stream.end(Update { end: Some(End::Failed(error.clone())), ..Update::default() });
             self.metrics.stream_failed();
         }
     }

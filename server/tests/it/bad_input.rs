@@ -67,7 +67,7 @@ fn a_bad_field_that_both_endpoints_share_is_named() {
         (json!({"stop": ""}), 400, "stop", "invalid_value"),
         (json!({"stop": ["a", 5]}), 400, "stop[1]", "invalid_value"),
         (json!({"stop": ["a", ""]}), 400, "stop[1]", "invalid_value"),
-        (json!({"stop": ["x"; 17]}), 400, "stop", "invalid_value"),
+        (json!({"stop": vec!["x"; 17]}), 400, "stop", "invalid_value"),
         (json!({"stop": "x".repeat(2000)}), 400, "stop", "invalid_value"),
         (json!({"stop_token_ids": [-1]}), 400, "stop_token_ids[0]", "invalid_type"),
         (json!({"stop_token_ids": [0, 1_000_000]}), 400, "stop_token_ids[1]", "invalid_value"),
@@ -188,12 +188,12 @@ fn a_body_that_is_no_json_is_said_so() {
     let bodies: [(&[u8], &str); 8] = [
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
-        (b"{\"prompt\": \"x\",}", "invalid_json"),
-        (b"{\"prompt\": \"x\"} {}", "invalid_json"),
-        (b"{\"prompt\": \"x\", \"temperature\": 1e999}", "invalid_json"),
-        (b"{\"prompt\": \"\xc3\x28\"}", "invalid_utf8"),
+        (b"{\"model\": \"x\",}", "invalid_json"),
+        (b"{\"model\": \"x\"} {}", "invalid_json"),
+        (b"{\"model\": \"x\", \"temperature\": 1e999}", "invalid_json"),
+        (b"{\"model\": \"\xc3\x28\"}", "invalid_utf8"),
         (b"\xff\xfe{\x00}\x00", "invalid_utf8"),
-        (b"{\"prompt\": \"\\ud800\"}", "invalid_json"),
+        (b"{\"model\": \"\\ud800\"}", "invalid_json"),
     ];
     for path in [COMPLETIONS, CHAT] {
         for (body, code) in bodies {
