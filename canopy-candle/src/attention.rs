@@ -62,7 +62,7 @@ impl TreeAttention<'_> {
     /// Both devices' checks; returns how many rows of every sequence's slot are read.
     fn check(&self, q: (DType, &Layout), k: (DType, &Layout), v: (DType, &Layout)) -> Result<Vec<usize>> {
         check_operands(TREE, self.dims, self.batch.rows(), q, k, v)?;
-        check_slots(TREE, self.batch.slots(), k.1.dims()[0])?;
+        self.batch.check_slots(TREE, k.1.dims()[0]).wrap()?;
         arg(TREE, "prefix_lens").count(self.prefix_lens.len(), self.batch.sequences())?;
         let nodes = self.batch.trees().iter().map(|tree| tree.len());
         check_lens(arg(TREE, "prefix_lens"), self.prefix_lens, self.batch.slots(), nodes, k.1.dims()[1])

@@ -24,7 +24,7 @@ impl Arg {
         Err(Error::UnexpectedShape { msg, expected: expected.into(), got: got.shape().clone() }.bt())
     }
 
-    /// The shape with `None` for a free dimension; returns the free dimension's size.
+    /// The exact shape behind a free first dimension, whose size it returns.
     pub fn shape_but_first(self, got: &Layout, rest: &[usize]) -> Result<usize> {
         match got.dims() {
             [first, dims @ ..] if dims == rest => Ok(*first),
@@ -62,8 +62,7 @@ impl Arg {
         if tensor.device().same_device(expected) {
             return Ok(());
         }
-        let (expected, got) = (expected.location(), tensor.device().location());
-        self.refuse(format_args!("a tensor on {expected:?}"), format_args!("{got:?}"))
+        self.refuse(format_args!("a tensor on {expected:?}"), format_args!("{:?}", tensor.device()))
     }
 
     /// A count that must agree with another argument's.
@@ -82,4 +81,19 @@ impl Arg {
 
 fn join(dims: &[usize]) -> String {
     dims.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(all(test, not(feature = "cuda")))]
+mod tests {
+    use super::*;
+    use candle_core::CudaDevice;
+
+    #[test]
+    fn a_tensor_on_another_device_is_named_with_both_places() -> Result<()> {
+        let tensor = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+        let error = arg("tree-conv-verify", "x").device(&tensor, &Device::Cuda(CudaDevice)).unwrap_err();
+        let text = "tree-conv-verify: x, expected: a tensor on Cuda(CudaDevice), got: Cpu";
+        assert_eq!(error.to_string().lines().next(), Some(text));
+        arg("tree-conv-verify", "x").device(&tensor, &Device::Cpu)
+    }
 }

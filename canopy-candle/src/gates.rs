@@ -13,7 +13,7 @@ const OP: &str = "gates";
 
 /// Log gates and write strengths: `g = -exp(a_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`.
 ///
-/// `ab` `[N, 2 Hv]` (a, then b), `a_log`, `dt_bias` `[Hv]`, each f32, bf16 or f16 in any layout. Gives
+/// `ab` `[N, 2 Hv]` or `[N, 2, Hv]` (a, then b), `a_log`, `dt_bias` `[Hv]`, each f32, bf16 or f16 in any layout. Gives
 /// `[N, 2, Hv]` f32 (plane 0 = g, plane 1 = beta).
 ///
 /// ```
@@ -48,7 +48,10 @@ impl Gates {
         arg(OP, "a_log").float(a_log.0)?;
         arg(OP, "dt_bias").float(dt_bias.0)?;
         let v_heads = a_log.1.shape().elem_count();
-        let rows = arg(OP, "ab").shape_but_first(ab.1, &[2 * v_heads])?;
+        let rows = match *ab.1.dims() {
+            [rows, 2, heads] if heads == v_heads => rows,
+            _ => arg(OP, "ab").shape_but_first(ab.1, &[2 * v_heads])?,
+        };
         arg(OP, "a_log").shape(a_log.1, &[v_heads])?;
         arg(OP, "dt_bias").shape(dt_bias.1, &[v_heads])?;
         Ok((rows, v_heads))

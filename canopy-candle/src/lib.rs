@@ -1,4 +1,4 @@
-//! canopy's kernels as candle custom ops.
+#![doc = include_str!("../README.md")]
 
 mod attention;
 mod check;

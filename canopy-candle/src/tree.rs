@@ -4,6 +4,7 @@ use candle_core::{Device, Result, Tensor, bail};
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
 use crate::check::arg;
+use crate::wrap::WrapKernelErr;
 
 /// A [`TreeBatch`] ready for a device's kernels.
 ///
@@ -96,7 +97,7 @@ impl DevicePaths {
 
     /// Checks that every slot lies inside a pool of `pool_slots` slots.
     pub(crate) fn check_slots(&self, op: &'static str, pool_slots: usize) -> Result<()> {
-        check_slots(op, self.host.slots(), pool_slots)
+        self.host.check_slots(op, pool_slots).wrap()
     }
 }
 

@@ -1,0 +1,143 @@
+//! tree_gdn.
+
+use candle_core::{DType, Result, Tensor};
+use canopy_candle::{
+    GdnDims, Solve, TreeGdnOutput, Variant, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into,
+};
+use canopy_kernels::tree_gdn::oracle::{self, OracleInput};
+
+use crate::support::{Rng, batch, bits, f32s, f64s, inside_nan, layouts, max_abs, on_cpu, paths};
+
+const VARIANTS: [Variant; 2] = [Variant::Walk, Variant::Solve(Solve::Forward)];
+
+struct Scene {
+    dims: GdnDims,
+    qkv: Tensor,
+    gates: Tensor,
+    state: Tensor,
+}
+
+fn scene() -> Scene {
+    let dims = GdnDims::new(2, 4, 8, 6).expect("2 divides 4");
+    let (mut rng, rows) = (Rng(1), batch().rows());
+    let qkv = rng.tensor(&[rows, dims.qkv_width()]);
+    Scene { dims, qkv, gates: rng.gates(rows, 4), state: rng.tensor(&[3, 4, 6, 8]) }
+}
+
+#[test]
+fn verify_equals_the_oracle_and_padding_is_zero() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let tree = on_cpu(batch());
+    for variant in VARIANTS {
+        let out = tree_gdn_verify(&tree, dims, variant, &qkv, &gates, &state)?;
+        assert_eq!(out.o.dims(), [tree.host().rows(), 4, 6]);
+        assert_eq!(out.g_cum.dims(), [tree.host().rows(), 4]);
+        for (first, tree, slot) in tree.host().iter() {
+            let rows = |tensor: &Tensor| tensor.narrow(0, first, tree.len());
+            let Some(slot) = slot else {
+                for plane in [&out.o, &out.u, &out.g_cum] {
+                    assert!(f32s(&rows(plane)?).iter().all(|&x| x == 0.0));
+                }
+                continue;
+            };
+            let (qkv, gates, state) = (f64s(&rows(&qkv)?), f64s(&rows(&gates)?), f64s(&state.get(slot)?));
+            let expected =
+                oracle::verify(dims, tree, OracleInput { qkv: &qkv, gates: &gates, state: &state });
+            assert!(max_abs(&f32s(&rows(&out.o)?), &expected.o) < 2e-6);
+            assert!(max_abs(&f32s(&rows(&out.u)?), &expected.u) < 2e-6);
+            assert!(max_abs(&f32s(&rows(&out.g_cum)?), &expected.g_cum) < 2e-6);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn commit_equals_the_oracle_state_of_the_accepted_node() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let (tree, paths) = (on_cpu(batch()), paths(&batch()));
+    for variant in VARIANTS {
+        let pool = state.copy()?;
+        let verified = tree_gdn_verify(&tree, dims, variant, &qkv, &gates, &pool)?;
+        tree_gdn_commit(&pool, &paths, dims, variant, &verified, &qkv, &gates)?;
+        for ((first, tree, slot), last) in tree.host().iter().zip([6, 0, 1]) {
+            let Some(slot) = slot else { continue };
+            let rows =
+                |tensor: &Tensor| Ok::<_, candle_core::Error>(f64s(&tensor.narrow(0, first, tree.len())?));
+            let input =
+                OracleInput { qkv: &rows(&qkv)?, gates: &rows(&gates)?, state: &f64s(&state.get(slot)?) };
+            let expected = oracle::commit(dims, tree, last, input);
+            assert!(max_abs(&f32s(&pool.get(slot)?), &expected) < 2e-6, "{variant:?}, slot {slot}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_layout_gives_the_same_bits() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let (tree, paths, variant) = (on_cpu(batch()), paths(&batch()), Variant::Walk);
+    let expected = tree_gdn_verify(&tree, dims, variant, &qkv, &gates, &state)?;
+    let committed = state.copy()?;
+    tree_gdn_commit(&committed, &paths, dims, variant, &expected, &qkv, &gates)?;
+    for (how, qkv) in layouts(&qkv)? {
+        for (how_gates, gates) in layouts(&gates)? {
+            let pool = inside_nan(&state, 0)?;
+            let out = tree_gdn_verify(&tree, dims, variant, &qkv, &gates, &pool)?;
+            assert_eq!(bits(&out.o), bits(&expected.o), "qkv {how}, gates {how_gates}");
+            assert_eq!(bits(&out.u), bits(&expected.u), "qkv {how}, gates {how_gates}");
+            assert_eq!(bits(&out.g_cum), bits(&expected.g_cum), "qkv {how}, gates {how_gates}");
+            tree_gdn_commit(&pool, &paths, dims, variant, &out, &qkv, &gates)?;
+            assert_eq!(bits(&pool), bits(&committed), "qkv {how}, gates {how_gates}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rounded_rows_act_as_their_f32_values() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let (tree, paths) = (on_cpu(batch()), paths(&batch()));
+    for dtype in [DType::BF16, DType::F16] {
+        let rounded = qkv.to_dtype(dtype)?;
+        let wide = rounded.to_dtype(DType::F32)?;
+        let run = |qkv: &Tensor| {
+            let pool = state.copy()?;
+            let out = tree_gdn_verify(&tree, dims, Variant::Walk, qkv, &gates, &pool)?;
+            tree_gdn_commit(&pool, &paths, dims, Variant::Walk, &out, qkv, &gates)?;
+            Ok::<_, candle_core::Error>((bits(&out.o), bits(&pool)))
+        };
+        assert_eq!(run(&rounded)?, run(&wide)?);
+        let (_, view) = layouts(&rounded)?.swap_remove(3);
+        assert_eq!(run(&view)?, run(&wide)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn verifying_into_prepared_outputs_gives_the_same_bits() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let tree = on_cpu(batch());
+    let expected = tree_gdn_verify(&tree, dims, Variant::Walk, &qkv, &gates, &state)?;
+    let out = TreeGdnOutput::zeros(tree.host().rows(), dims, state.device())?;
+    for round in 0..2 {
+        tree_gdn_verify_into(&out, &tree, dims, Variant::Walk, &qkv, &gates, &state)?;
+        assert_eq!(bits(&out.o), bits(&expected.o), "call {round}");
+        assert_eq!(bits(&out.u), bits(&expected.u), "call {round}");
+        assert_eq!(bits(&out.g_cum), bits(&expected.g_cum), "call {round}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_planes_are_views_of_one_allocation_at_multiples_of_32() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let out = tree_gdn_verify(&on_cpu(batch()), dims, Variant::Walk, &qkv, &gates, &state)?;
+    let packed = f32s(out.packed());
+    for plane in [&out.o, &out.u, &out.g_cum] {
+        assert!(plane.is_contiguous());
+        let start = plane.layout().start_offset();
+        assert_eq!(start % 32, 0);
+        assert_eq!(packed[start..start + plane.elem_count()], f32s(plane)[..]);
+    }
+    Ok(())
+}

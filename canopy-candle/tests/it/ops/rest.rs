@@ -1,0 +1,119 @@
+//! tree_conv, gates, kv_append and kv_compact.
+
+use candle_core::{DType, Device, Result, Tensor};
+use canopy_candle::{gates, kv_append, kv_compact, tree_conv, tree_conv_commit};
+use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
+
+use crate::support::{Rng, batch, bits, f32s, inside_nan, layouts, max_abs, on_cpu, paths};
+
+const CHANNELS: usize = 10;
+
+fn conv_scene() -> (Tensor, Tensor, Tensor) {
+    let mut rng = Rng(2);
+    let rows = batch().rows();
+    (rng.tensor(&[rows, CHANNELS]), rng.tensor(&[CHANNELS, 4]), rng.tensor(&[3, 3, CHANNELS]))
+}
+
+#[test]
+fn conv_equals_the_oracle_in_every_layout() -> Result<()> {
+    let ((x, weight, state), tree) = (conv_scene(), on_cpu(batch()));
+    let dims = ConvDims::new(CHANNELS).expect("channels");
+    let expected = conv_room::oracle::verify(dims, tree.host(), &f32s(&x), &f32s(&weight), &f32s(&state));
+    let plain = tree_conv(&tree, &x, &weight, &state)?;
+    assert_eq!(plain.dims(), x.dims());
+    assert!(max_abs(&f32s(&plain), &expected) < 2e-6);
+    for (how, x) in layouts(&x)? {
+        for (how_weight, weight) in layouts(&weight)? {
+            let out = tree_conv(&tree, &x, &weight, &inside_nan(&state, 0)?)?;
+            assert_eq!(bits(&out), bits(&plain), "x {how}, weight {how_weight}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn conv_commit_equals_the_oracle_in_every_layout_and_dtype() -> Result<()> {
+    let ((x, _, state), paths) = (conv_scene(), paths(&batch()));
+    let dims = ConvDims::new(CHANNELS).expect("channels");
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (x, state) = (x.to_dtype(dtype)?, state.to_dtype(dtype)?);
+        let expected = conv_room::oracle::commit(dims, paths.host(), &f32s(&x), &f32s(&state));
+        for (how, x) in layouts(&x)? {
+            let pool = inside_nan(&state, 0)?;
+            tree_conv_commit(&pool, &paths, &x)?;
+            assert_eq!(f32s(&pool), expected, "{dtype:?}, x {how}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn conv_of_rounded_rows_is_the_rounded_conv_of_their_f32_values() -> Result<()> {
+    let ((x, weight, state), tree) = (conv_scene(), on_cpu(batch()));
+    for dtype in [DType::BF16, DType::F16] {
+        let [x, weight, state] = [x.to_dtype(dtype)?, weight.to_dtype(dtype)?, state.to_dtype(dtype)?];
+        let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
+        let expected = tree_conv(&tree, &wide(&x)?, &wide(&weight)?, &wide(&state)?)?.to_dtype(dtype)?;
+        let out = tree_conv(&tree, &x, &weight, &state)?;
+        assert_eq!(out.dtype(), dtype);
+        assert_eq!(bits(&out), bits(&expected));
+    }
+    Ok(())
+}
+
+#[test]
+fn gates_equal_the_oracle_in_every_layout_and_dtype() -> Result<()> {
+    let (mut rng, heads) = (Rng(3), 3);
+    let (ab, a_log, dt_bias) = (rng.tensor(&[7, 6]), rng.tensor(&[heads]), rng.tensor(&[heads]));
+    let expected = gates_room::oracle::forward(heads, &f32s(&ab), &f32s(&a_log), &f32s(&dt_bias));
+    let plain = gates(&ab, &a_log, &dt_bias)?;
+    assert_eq!(plain.dims(), [7, 2, heads]);
+    assert!(max_abs(&f32s(&plain), &expected) < 1e-6);
+    for (how, ab) in layouts(&ab)? {
+        for (how_head, a_log) in layouts(&a_log)? {
+            let out = gates(&ab, &a_log, &inside_nan(&dt_bias, 0)?)?;
+            assert_eq!(bits(&out), bits(&plain), "ab {how}, a_log {how_head}");
+        }
+    }
+    assert_eq!(bits(&gates(&ab.reshape((7, 2, heads))?, &a_log, &dt_bias)?), bits(&plain));
+    let rounded = ab.to_dtype(DType::BF16)?;
+    let expected = gates(&rounded.to_dtype(DType::F32)?, &a_log, &dt_bias)?;
+    let out = gates(&rounded, &a_log, &dt_bias)?;
+    assert_eq!(out.dtype(), DType::F32);
+    assert_eq!(bits(&out), bits(&expected));
+    Ok(())
+}
+
+#[test]
+fn append_puts_every_row_where_its_sequence_continues() -> Result<()> {
+    let (mut rng, dev) = (Rng(4), &Device::Cpu);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let rows = rng.tensor(&[5, 2, 3]).to_dtype(dtype)?;
+        for (how, rows) in layouts(&rows)? {
+            let cache = inside_nan(&Tensor::zeros((3, 6, 2, 3), dtype, dev)?, 0)?;
+            kv_append(&cache, &rows, &[0, 2, 3, 3, 5], &[2, -1, 1, 0], &[4, 99, 0, 1])?;
+            let mut expected = vec![0f32; 3 * 6 * 6];
+            let values = f32s(&rows);
+            for (row, (slot, at)) in [(0, (2, 4)), (1, (2, 5)), (3, (0, 1)), (4, (0, 2))] {
+                expected[(slot * 6 + at) * 6..][..6].copy_from_slice(&values[row * 6..row * 6 + 6]);
+            }
+            assert_eq!(f32s(&cache), expected, "{dtype:?}, {how}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn compact_equals_the_oracle_in_every_dtype() -> Result<()> {
+    let (mut rng, paths) = (Rng(5), paths(&batch()));
+    let (prefix_lens, width, capacity) = ([2, 0, 3], 6, 9);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let before = rng.tensor(&[3, capacity, 2, 3]).to_dtype(dtype)?;
+        let cache = inside_nan(&before, 0)?;
+        kv_compact(&cache, &paths, &prefix_lens)?;
+        let expected =
+            compact_room::oracle::compact(paths.host(), &prefix_lens, width, capacity, &f32s(&before));
+        assert_eq!(f32s(&cache), expected, "{dtype:?}");
+    }
+    Ok(())
+}
