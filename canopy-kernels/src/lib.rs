@@ -4,6 +4,7 @@
 mod attend;
 mod batch;
 pub mod block_attention;
+pub mod contract;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod dims;

@@ -11,7 +11,6 @@ mod tests;
 
 pub use chains::HeavyChains;
 pub use mask::AncestorMask;
-#[cfg(test)]
 pub(crate) use shapes::SplitMix64;
 
 /// A rooted draft tree. Node 0 is the root; every parent comes before its children.

@@ -1,0 +1,238 @@
+//! tree_gdn: verify and commit, the walk and the solves that serve.
+
+use super::{Scene, Shape, Subject, half, widened};
+use crate::tree_gdn::oracle::{self, OracleInput};
+use crate::tree_gdn::{Solve, Tape, Variant, VerifyInput, VerifyOutput, cpu};
+use crate::{AcceptedPaths, DraftTree, GdnDims, Result, TreeBatch};
+
+/// Neumann, squaring and the dense inverse exist for comparison and keep no contract.
+const VARIANTS: [(&str, Variant); 5] = [
+    ("walk", Variant::Walk),
+    ("forward", Variant::Solve(Solve::Forward)),
+    ("blocked32", Variant::Solve(Solve::Blocked(32))),
+    ("level", Variant::Solve(Solve::Level)),
+    ("chains", Variant::Solve(Solve::Chains)),
+];
+
+pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
+    let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
+    for (name, variant) in VARIANTS {
+        subjects.push(Box::new(Verify { name, variant }));
+    }
+    for (name, variant) in &VARIANTS[..2] {
+        subjects.push(Box::new(Commit { name, variant: *variant }));
+    }
+    subjects
+}
+
+struct Verify {
+    name: &'static str,
+    variant: Variant,
+}
+
+struct Commit {
+    name: &'static str,
+    variant: Variant,
+}
+
+fn dims(scene: &Scene) -> GdnDims {
+    match scene.shape.wide {
+        true => GdnDims { k_heads: 1, v_heads: 2, dk: 128, dv: 128 },
+        false => GdnDims { k_heads: 1, v_heads: 2, dk: 16, dv: 8 },
+    }
+}
+
+/// Inputs 0, 1, 2 and 3: qkv, g, beta and the state pool.
+fn scene(shape: &Shape) -> Result<Scene> {
+    let scene = Scene::new(shape)?;
+    let (rows, dims, slots) = (scene.batch.rows(), dims(&scene), shape.nodes.len());
+    Ok(scene
+        .with("qkv", rows * dims.qkv_width(), -1.0, 1.0)
+        .with("g", rows * dims.v_heads, -0.5, 0.0)
+        .with("beta", rows * dims.v_heads, 0.0, 1.0)
+        .with("state", slots * dims.state_len(), -1.0, 1.0))
+}
+
+/// `[N, 2, Hv]` from the two planes.
+fn gates(scene: &Scene) -> Vec<f32> {
+    let heads = dims(scene).v_heads;
+    let planes = scene.input(1).chunks(heads).zip(scene.input(2).chunks(heads));
+    planes.flat_map(|(g, beta)| [g, beta].concat()).collect()
+}
+
+/// A long chain of equal keys with small write strengths: each step adds less than half a unit of a bfloat16 state.
+fn sums_scene() -> Result<Scene> {
+    let mut scene = scene(&Shape { chain: true, ..Shape::tree(256) })?;
+    scene.inputs[0].values.fill(1.0);
+    scene.inputs[1].values.fill(0.0);
+    scene.inputs[2].values.fill(1.0 / 512.0);
+    scene.inputs[3].values.fill(0.0);
+    Ok(scene)
+}
+
+/// The planes o, u and g_cum of a verify.
+fn verify(variant: Variant, scene: &Scene, out: &mut [f32]) -> Result<()> {
+    let (dims, rows) = (dims(scene), scene.batch.rows());
+    let (o, rest) = out.split_at_mut(rows * dims.v_heads * dims.dv);
+    let (u, g_cum) = rest.split_at_mut(rows * dims.v_heads * dims.dv);
+    let input = VerifyInput { qkv: scene.input(0), gates: &gates(scene), state: scene.input(3) };
+    cpu::verify(dims, &scene.batch, variant, input, VerifyOutput { o, u, g_cum })
+}
+
+fn verify_len(scene: &Scene) -> usize {
+    scene.batch.rows() * dims(scene).v_heads * (2 * dims(scene).dv + 1)
+}
+
+/// Each tree's rows and slot in float64.
+fn per_tree<T>(
+    scene: &Scene,
+    mut each: impl FnMut(usize, &DraftTree, usize, OracleInput<'_>) -> T,
+) -> Vec<T> {
+    let (dims, gates) = (dims(scene), gates(scene));
+    let mut results = Vec::new();
+    for (first, tree, slot) in scene.batch.iter() {
+        let slot = slot.unwrap_or_default();
+        let part =
+            |values: &[f32], width: usize| widened(&values[first * width..(first + tree.len()) * width]);
+        let (qkv, gates) = (part(scene.input(0), dims.qkv_width()), part(&gates, 2 * dims.v_heads));
+        let state = widened(&scene.input(3)[slot * dims.state_len()..(slot + 1) * dims.state_len()]);
+        results.push(each(first, tree, slot, OracleInput { qkv: &qkv, gates: &gates, state: &state }));
+    }
+    results
+}
+
+impl Subject for Verify {
+    fn name(&self) -> String {
+        format!("tree_gdn verify {}", self.name)
+    }
+
+    fn bound(&self) -> f64 {
+        1e-5
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        scene(shape)
+    }
+
+    fn out_len(&self, scene: &Scene) -> usize {
+        verify_len(scene)
+    }
+
+    fn row_len(&self, scene: &Scene) -> usize {
+        dims(scene).v_heads
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        verify(self.variant, scene, out)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let trees = per_tree(scene, |_, tree, _, input| oracle::verify(dims(scene), tree, input));
+        let mut planes = trees.iter().flat_map(|tree| tree.o.clone()).collect::<Vec<_>>();
+        planes.extend(trees.iter().flat_map(|tree| tree.u.clone()));
+        planes.extend(trees.iter().flat_map(|tree| tree.g_cum.clone()));
+        planes
+    }
+
+    fn exact_classes(&self) -> bool {
+        false
+    }
+
+    fn sums(&self) -> Option<Result<Scene>> {
+        Some(sums_scene())
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        let (dims, rows) = (dims(scene), scene.batch.rows());
+        let (o, rest) = out.split_at_mut(rows * dims.v_heads * dims.dv);
+        let (u, g_cum) = rest.split_at_mut(rows * dims.v_heads * dims.dv);
+        g_cum.fill(0.0);
+        half_states(scene, |node, one, _| {
+            let width = dims.v_heads * dims.dv;
+            o[node * width..(node + 1) * width].copy_from_slice(&one[..width]);
+            u[node * width..(node + 1) * width].copy_from_slice(&one[width..2 * width]);
+        });
+    }
+}
+
+/// Serial decoding of a chain whose state is kept in bfloat16; hands out each node's verify and the state after it.
+fn half_states(scene: &Scene, mut each: impl FnMut(usize, &[f32], &[f32])) {
+    let (dims, mut state) = (dims(scene), scene.input(3).to_vec());
+    let Ok(batch) = DraftTree::chain(1).map(|root| TreeBatch::single(root, 0)) else { return };
+    let Ok(paths) = AcceptedPaths::new(&batch, &[vec![0]]) else { return };
+    let gates = gates(scene);
+    for node in 0..scene.batch.rows() {
+        let qkv = &scene.input(0)[node * dims.qkv_width()..(node + 1) * dims.qkv_width()];
+        let gates = &gates[node * 2 * dims.v_heads..(node + 1) * 2 * dims.v_heads];
+        let mut one = vec![0f32; dims.v_heads * (2 * dims.dv + 1)];
+        let (o, rest) = one.split_at_mut(dims.v_heads * dims.dv);
+        let (u, g_cum) = rest.split_at_mut(dims.v_heads * dims.dv);
+        let input = VerifyInput { qkv, gates, state: &state };
+        let verified = cpu::verify(dims, &batch, Variant::Walk, input, VerifyOutput { o, u, g_cum });
+        let u = one[dims.v_heads * dims.dv..2 * dims.v_heads * dims.dv].to_vec();
+        let g_cum = one[2 * dims.v_heads * dims.dv..].to_vec();
+        let tape = Tape { qkv, gates, u: &u, g_cum: &g_cum };
+        if verified.and_then(|()| cpu::commit(dims, &paths, Variant::Walk, tape, &mut state)).is_err() {
+            return;
+        }
+        state.iter_mut().for_each(|x| *x = half(*x));
+        each(node, &one, &state);
+    }
+}
+
+impl Subject for Commit {
+    fn name(&self) -> String {
+        format!("tree_gdn commit {}", self.name)
+    }
+
+    fn bound(&self) -> f64 {
+        5e-6
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        scene(shape)
+    }
+
+    fn out_len(&self, scene: &Scene) -> usize {
+        scene.input(3).len()
+    }
+
+    fn row_len(&self, scene: &Scene) -> usize {
+        dims(scene).dk
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        let (dims, rows) = (dims(scene), scene.batch.rows());
+        let mut planes = vec![0f32; verify_len(scene)];
+        verify(self.variant, scene, &mut planes)?;
+        let values = rows * dims.v_heads * dims.dv;
+        let (u, g_cum) = (&planes[values..2 * values], &planes[2 * values..]);
+        out.copy_from_slice(scene.input(3));
+        let tape = Tape { qkv: scene.input(0), gates: &gates(scene), u, g_cum };
+        cpu::commit(dims, &scene.paths, self.variant, tape, out)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let mut pool = widened(scene.input(3));
+        let len = dims(scene).state_len();
+        let states = per_tree(scene, |_, tree, slot, input| {
+            (slot, oracle::commit(dims(scene), tree, tree.len() - 1, input))
+        });
+        for (slot, state) in states {
+            pool[slot * len..(slot + 1) * len].copy_from_slice(&state);
+        }
+        pool
+    }
+
+    fn exact_classes(&self) -> bool {
+        false
+    }
+
+    fn sums(&self) -> Option<Result<Scene>> {
+        Some(sums_scene())
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        half_states(scene, |_, _, state| out.copy_from_slice(state));
+    }
+}

@@ -1,0 +1,234 @@
+//! The rooms that work row by row: gates, linear, norms, SwiGLU.
+
+use super::{Scene, Shape, Subject, half_sum, widened};
+use crate::glue::cpu::Norm;
+use crate::linear::cpu::PackedWeight;
+use crate::{Result, gates, glue, linear};
+
+pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
+    vec![Box::new(Gates), Box::new(Linear), Box::new(RmsNorm), Box::new(Swiglu)]
+}
+
+struct Gates;
+struct Linear;
+struct RmsNorm;
+struct Swiglu;
+
+const HEADS: usize = 3;
+
+/// Width of a row.
+fn width(scene: &Scene) -> usize {
+    if scene.shape.wide { 4096 } else { 24 }
+}
+
+/// Output width of the product.
+const OUT: usize = 21;
+
+const EPS: f32 = 1e-6;
+
+impl Subject for Gates {
+    fn name(&self) -> String {
+        "gates".into()
+    }
+
+    fn bound(&self) -> f64 {
+        1e-6
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        let scene = Scene::new(shape)?;
+        let rows = scene.batch.rows();
+        Ok(scene
+            .with("ab", rows * 2 * HEADS, -4.0, 4.0)
+            .with("a_log", HEADS, -2.0, 2.0)
+            .with("dt_bias", HEADS, -1.0, 1.0))
+    }
+
+    fn out_len(&self, scene: &Scene) -> usize {
+        scene.input(0).len()
+    }
+
+    fn row_len(&self, _: &Scene) -> usize {
+        2 * HEADS
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        gates::cpu::forward(HEADS, scene.input(0), scene.input(1), scene.input(2), out)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        gates::oracle::forward(HEADS, scene.input(0), scene.input(1), scene.input(2))
+    }
+
+    fn has_mask(&self) -> bool {
+        false
+    }
+
+    /// 256 + 1, of which bfloat16 keeps 256.
+    fn sums(&self) -> Option<Result<Scene>> {
+        let scene = self.scene(&Shape::tree(3)).map(|mut scene| {
+            for (input, value) in scene.inputs.iter_mut().zip([256.0, 0.0, 1.0]) {
+                input.values.fill(value);
+            }
+            scene
+        });
+        Some(scene)
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        for (at, out) in out.iter_mut().enumerate() {
+            let (a, dt_bias) = (scene.input(0)[at], scene.input(2)[at % HEADS]);
+            *out = if (at / HEADS).is_multiple_of(2) { -half_sum([a, dt_bias]) } else { 1.0 };
+        }
+    }
+}
+
+impl Subject for Linear {
+    fn name(&self) -> String {
+        "linear".into()
+    }
+
+    fn bound(&self) -> f64 {
+        1e-4
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        let scene = Scene::new(shape)?;
+        let (rows, width) = (scene.batch.rows(), width(&scene));
+        Ok(scene.with("x", rows * width, -1.0, 1.0).with("weight", OUT * width, -1.0, 1.0))
+    }
+
+    fn out_len(&self, scene: &Scene) -> usize {
+        scene.batch.rows() * OUT
+    }
+
+    fn row_len(&self, _: &Scene) -> usize {
+        OUT
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        let weight = PackedWeight::from_f32(width(scene), &[scene.input(1)])?;
+        linear::cpu::forward(&weight, scene.input(0), &mut [out])
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        linear::oracle::forward(width(scene), &widened(scene.input(1)), &widened(scene.input(0)))
+    }
+
+    fn has_mask(&self) -> bool {
+        false
+    }
+
+    /// 4,096 ones: a bfloat16 sum stops at 256.
+    fn sums(&self) -> Option<Result<Scene>> {
+        let scene = self.scene(&Shape { wide: true, ..Shape::tree(3) }).map(|mut scene| {
+            scene.inputs.iter_mut().for_each(|input| input.values.fill(1.0));
+            scene
+        });
+        Some(scene)
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        let width = width(scene);
+        for (at, out) in out.iter_mut().enumerate() {
+            let x = &scene.input(0)[at / OUT * width..][..width];
+            let weight = &scene.input(1)[at % OUT * width..][..width];
+            *out = half_sum(x.iter().zip(weight).map(|(x, w)| x * w));
+        }
+    }
+}
+
+impl Subject for RmsNorm {
+    fn name(&self) -> String {
+        "glue rms_norm".into()
+    }
+
+    fn bound(&self) -> f64 {
+        1e-5
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        let scene = Scene::new(shape)?;
+        let (rows, width) = (scene.batch.rows(), width(&scene));
+        Ok(scene.with("x", rows * width, -1.0, 1.0).with("weight", width, -1.0, 1.0))
+    }
+
+    fn out_len(&self, scene: &Scene) -> usize {
+        scene.input(0).len()
+    }
+
+    fn row_len(&self, scene: &Scene) -> usize {
+        width(scene)
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        let norm = Norm { weight: scene.input(1), eps: EPS, unit_offset: true };
+        glue::cpu::rms_norm(norm, scene.input(0), out)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let factor = scene.input(1).iter().map(|&w| 1.0 + f64::from(w)).collect::<Vec<_>>();
+        let rows = scene.input(0).chunks(width(scene));
+        rows.flat_map(|row| glue::oracle::rms_norm(&widened(row), &factor, EPS.into())).collect()
+    }
+
+    fn has_mask(&self) -> bool {
+        false
+    }
+
+    /// The mean of 4,096 ones: a bfloat16 sum makes it 1 / 16.
+    fn sums(&self) -> Option<Result<Scene>> {
+        let scene = self.scene(&Shape { wide: true, ..Shape::tree(3) }).map(|mut scene| {
+            scene.inputs[0].values.fill(1.0);
+            scene
+        });
+        Some(scene)
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        let width = width(scene);
+        for (x, out) in scene.input(0).chunks(width).zip(out.chunks_mut(width)) {
+            let mean = half_sum(x.iter().map(|x| x * x)) / width as f32;
+            for ((out, x), w) in out.iter_mut().zip(x).zip(scene.input(1)) {
+                *out = x / (mean + EPS).sqrt() * (1.0 + w);
+            }
+        }
+    }
+}
+
+impl Subject for Swiglu {
+    fn name(&self) -> String {
+        "glue swiglu".into()
+    }
+
+    fn bound(&self) -> f64 {
+        1e-6
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        let scene = Scene::new(shape)?;
+        let len = scene.batch.rows() * width(&scene);
+        Ok(scene.with("gate", len, -4.0, 4.0).with("up", len, -1.0, 1.0))
+    }
+
+    fn out_len(&self, scene: &Scene) -> usize {
+        scene.input(0).len()
+    }
+
+    fn row_len(&self, scene: &Scene) -> usize {
+        width(scene)
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        glue::cpu::swiglu(scene.input(0), scene.input(1), out)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let values = scene.input(0).iter().zip(scene.input(1));
+        values.map(|(&gate, &up)| glue::oracle::silu(gate.into()) * f64::from(up)).collect()
+    }
+
+    fn has_mask(&self) -> bool {
+        false
+    }
+}
