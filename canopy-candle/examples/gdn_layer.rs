@@ -62,7 +62,7 @@ impl GdnLayer {
         let qkv = tree_conv(&tree, raw, &self.conv, &states.conv_state)?;
         let gates = gates(ab, &self.a_log, &self.dt_bias)?;
         let verified = tree_gdn_verify(&tree, self.dims, Variant::Walk, &qkv, &gates, &states.state)?;
-        let out = self.out_proj.forward_one(&gated_rms_norm(&verified.o, &z, &self.norm, 1e-6)?)?;
+        let out = self.out_proj.forward_one(&gated_rms_norm(&verified.o, z, &self.norm, 1e-6)?)?;
         let paths = AcceptedPaths::new(&batch, &[accept(&out)?]).map_err(Error::wrap)?;
         let paths = DevicePaths::new(paths, x.device())?;
         tree_gdn_commit(&states.state, &paths, self.dims, Variant::Walk, &verified, &qkv, &gates)?;
