@@ -44,62 +44,76 @@ impl Sampling {
         if self.temperature == 0.0 {
             return Some(best);
         }
-        let scaled =
-            |id: usize| ((f64::from(logits[id]) - f64::from(max)) / f64::from(self.temperature)).exp();
+        let weight = |logit: f32| ((logit - max) / self.temperature).exp();
         let u = uniform(self.seed, position);
         if self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0 {
-            return Some(invert((0..logits.len()).map(|id| (id as u32, scaled(id))), u));
+            let weights: Vec<f32> = logits.iter().map(|&logit| weight(logit)).collect();
+            return Some(invert(&weights, u) as u32);
         }
-        let kept = self.truncate(logits, &scaled);
-        Some(invert(kept.iter().copied(), u))
+        let (ids, weights) = self.truncate(logits, weight);
+        Some(ids[invert(&weights, u)])
     }
 
-    /// What top-k, top-p and min-p leave, `(id, unnormalised probability)`, most probable first.
-    fn truncate(&self, logits: &[f32], scaled: &dyn Fn(usize) -> f64) -> Vec<(u32, f64)> {
+    /// What top-k, top-p and min-p leave: ids, most probable first, and their weights.
+    fn truncate(&self, logits: &[f32], weight: impl Fn(f32) -> f32) -> (Vec<u32>, Vec<f32>) {
         let all = logits.len();
         let limit = if self.top_k == 0 { all } else { self.top_k.min(all) };
-        let total: f64 = if limit == all { (0..all).map(scaled).sum() } else { 0.0 };
-        let mut take = limit.min(256);
+        let wanted = f64::from(self.top_p);
+        // A nucleus is small almost always: more candidates are ranked only when it is not.
+        let mut ranked = if limit == all { limit.min(FIRST_RANKED) } else { limit };
+        let total: f64 = if limit == all { logits.iter().map(|&l| f64::from(weight(l))).sum() } else { 0.0 };
         loop {
-            let mut kept: Vec<(u32, f64)> =
-                top_ids(logits, take).into_iter().map(|id| (id, scaled(id as usize))).collect();
-            let sum = if limit == all { total } else { kept.iter().map(|&(_, p)| p).sum() };
-            let known = take == limit || limit == all;
-            if let Some(len) = known.then(|| nucleus(&kept, f64::from(self.top_p) * sum)).flatten() {
-                kept.truncate(len);
-            } else if take < limit {
-                take = if known { limit.min(take * 8) } else { limit };
+            let mut ids = top_ids(logits, ranked);
+            let mut weights: Vec<f32> = ids.iter().map(|&id| weight(logits[id as usize])).collect();
+            let whole = if limit == all { total } else { weights.iter().map(|&w| f64::from(w)).sum() };
+            let kept = if self.top_p < 1.0 { nucleus(&weights, wanted * whole) } else { None };
+            if kept.is_none() && ranked < limit {
+                ranked = limit.min(ranked * 8);
                 continue;
             }
-            let floor = f64::from(self.min_p) * kept[0].1;
-            kept.retain(|&(_, p)| p >= floor);
-            return kept;
+            let kept = kept.unwrap_or(ranked);
+            let floor = self.min_p * weights[0];
+            let kept = weights[..kept].partition_point(|&w| w >= floor);
+            ids.truncate(kept);
+            weights.truncate(kept);
+            return (ids, weights);
         }
     }
 }
 
-/// Entries of `kept` until their sum reaches `mass`; `None` when all of them do not reach it.
-fn nucleus(kept: &[(u32, f64)], mass: f64) -> Option<usize> {
+/// Candidates that a nucleus is first looked for in.
+const FIRST_RANKED: usize = 256;
+
+/// Entries of `weights` until their sum reaches `mass`; `None` when all of them do not reach it.
+fn nucleus(weights: &[f32], mass: f64) -> Option<usize> {
     let mut sum = 0.0;
-    kept.iter()
-        .position(|&(_, p)| {
-            sum += p;
-            sum >= mass
-        })
-        .map(|last| last + 1)
+    let reached = weights.iter().position(|&weight| {
+        sum += f64::from(weight);
+        sum >= mass
+    });
+    reached.map(|last| last + 1)
 }
 
-/// The first entry at which the cumulative sum passes `u` times the whole; entries of probability 0 are never taken.
-fn invert(entries: impl Iterator<Item = (u32, f64)> + Clone, u: f64) -> u32 {
-    let mark = u * entries.clone().map(|(_, p)| p).sum::<f64>();
-    let (mut sum, mut last) = (0.0, 0);
-    for (id, p) in entries {
-        if p > 0.0 {
-            sum += p;
-            last = id;
-            if sum > mark {
-                break;
-            }
+/// The first entry at which the cumulative sum passes `u` times the whole; entries of weight 0 are never taken.
+fn invert(weights: &[f32], u: f64) -> usize {
+    const RUN: usize = 64;
+    let sum = |run: &[f32]| run.iter().map(|&w| f64::from(w)).sum::<f64>();
+    let runs: Vec<f64> = weights.chunks(RUN).map(sum).collect();
+    let mark = u * runs.iter().sum::<f64>();
+    let (mut before, mut first) = (0.0, 0);
+    for run in runs {
+        if before + run > mark {
+            break;
+        }
+        before += run;
+        first += RUN;
+    }
+    let mut last = 0;
+    for (index, &weight) in weights.iter().enumerate().skip(first).filter(|(_, weight)| **weight > 0.0) {
+        before += f64::from(weight);
+        last = index;
+        if before > mark {
+            break;
         }
     }
     last
@@ -140,16 +154,37 @@ pub fn top_ids(logits: &[f32], count: usize) -> Vec<u32> {
     let order = |&a: &u32, &b: &u32| {
         logits[b as usize].partial_cmp(&logits[a as usize]).unwrap_or(Ordering::Equal).then(a.cmp(&b))
     };
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    let count = count.min(logits.len());
     if count == 0 {
         return Vec::new();
     }
+    if count <= FIRST_RANKED {
+        return scan_top_ids(logits, count);
+    }
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
     if count < ids.len() {
         ids.select_nth_unstable_by(count - 1, order);
         ids.truncate(count);
     }
     ids.sort_unstable_by(order);
     ids
+}
+
+/// [`top_ids`] in one pass: few logits pass the worst of the best so far.
+fn scan_top_ids(logits: &[f32], count: usize) -> Vec<u32> {
+    let mut best: Vec<u32> = Vec::with_capacity(count + 1);
+    let mut worst = f32::NEG_INFINITY;
+    for (id, &logit) in logits.iter().enumerate() {
+        if best.len() == count && logit <= worst {
+            continue;
+        }
+        // Equal ones that came before have the lower ids and stay in front.
+        let place = best.partition_point(|&other| logits[other as usize] >= logit);
+        best.insert(place, id as u32);
+        best.truncate(count);
+        worst = logits[best[best.len() - 1] as usize];
+    }
+    best
 }
 
 /// `ln softmax(logits)[id]` at temperature 1, and the same of the `count` most likely ids, best first.
@@ -234,10 +269,33 @@ mod tests {
     fn nucleus_wider_than_the_first_guess_is_complete() {
         let logits = vec![0f32; 5_000];
         let sampling = Sampling { temperature: 1.0, top_p: 0.9, seed: 1, ..Sampling::default() };
-        let kept = sampling.truncate(&logits, &|_| 1.0);
-        assert_eq!(kept.len(), 4_500);
+        assert_eq!(sampling.truncate(&logits, |_| 1.0).1.len(), 4_500);
         let sampling = Sampling { top_k: 1_000, ..sampling };
-        assert_eq!(sampling.truncate(&logits, &|_| 1.0).len(), 900);
+        assert_eq!(sampling.truncate(&logits, |_| 1.0).0, (0..900).collect::<Vec<u32>>());
+        let sampling = Sampling { top_p: 1.0, min_p: 0.5, ..sampling };
+        assert_eq!(sampling.truncate(&logits, |_| 1.0).0.len(), 1_000);
+    }
+
+    #[test]
+    fn top_ids_agree_with_a_full_sort_at_every_count() {
+        let logits: Vec<f32> = (0..1500u32).map(|id| (id.wrapping_mul(2_654_435_761) >> 23) as f32).collect();
+        let mut sorted: Vec<u32> = (0..1500).collect();
+        sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        for count in [0, 1, 2, 20, 255, 256, 257, 1499, 1500, 2000] {
+            assert_eq!(top_ids(&logits, count), sorted[..count.min(1500)], "{count}");
+        }
+    }
+
+    #[test]
+    fn inversion_meets_every_edge() {
+        assert_eq!(invert(&[0.0, 1.0, 0.0, 1.0, 0.0], 0.0), 1);
+        assert_eq!(invert(&[0.0, 1.0, 0.0, 1.0, 0.0], 0.4999), 1);
+        assert_eq!(invert(&[0.0, 1.0, 0.0, 1.0, 0.0], 0.5), 3);
+        assert_eq!(invert(&[0.0, 1.0, 0.0, 1.0, 0.0], 1.0 - f64::EPSILON / 2.0), 3);
+        let many = vec![1.0; 1000];
+        for index in [0, 63, 64, 65, 500, 999] {
+            assert_eq!(invert(&many, (index as f64 + 0.5) / 1000.0), index);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is asked of the engine, and every check it must pass before it is queued.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 
 use canopy_kernels::DraftTree;
 
@@ -36,8 +36,8 @@ impl Mode {
     }
 }
 
-impl std::fmt::Display for Mode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }

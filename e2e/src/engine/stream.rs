@@ -10,7 +10,7 @@ use super::accept::Picker;
 use super::auto::StreamTuning;
 use super::stop::StopMatcher;
 use super::text::{TextDecoder, TokenText};
-use super::{EmittedToken, FinishReason, GenerateRequest, Mode, Speculation, StreamId, StreamStats};
+use super::{EmittedToken, FinishReason, GenerateRequest, Speculation, StreamId, StreamStats};
 use crate::Result;
 use crate::draft::Drafter;
 
@@ -149,11 +149,6 @@ impl Stream {
     /// Prompt tokens not committed yet.
     pub fn unread(&self) -> usize {
         self.prompt.len() - self.prefilled
-    }
-
-    /// True when `auto` decides about the stream's drafts.
-    pub fn is_auto(&self) -> bool {
-        self.speculation.mode == Mode::Auto && self.features.is_some()
     }
 
     /// Deepest useful draft: a round emits one token more than its depth.
