@@ -17,7 +17,7 @@ use canopy_candle::{NormKind, PackedLinear, rms_norm};
 use canopy_kernels::Error as KernelError;
 
 use super::dflash_cache::{CacheSize, ContextCache};
-use super::dflash_layer::{Block, DFlashLayer};
+use super::dflash_layer::{Block, DFlashLayer, Kept, keep};
 use super::{DraftRequest, Drafter};
 use crate::config::DraftConfig;
 use crate::model::SharedHead;
@@ -122,12 +122,27 @@ impl DFlash {
         requests: &[DraftRequest],
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Vec<Tensor>> {
+        self.run(requests, true, observe)
+    }
+
+    /// With `all_rows` the last layer computes and shows every row, otherwise the wanted ones alone.
+    fn run(
+        &self,
+        requests: &[DraftRequest],
+        all_rows: bool,
+        observe: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<Vec<Tensor>> {
         self.check_requests(requests)?;
-        if requests.is_empty() {
-            return Ok(Vec::new());
+        let wanted = self.wanted(requests);
+        if wanted.is_empty() {
+            return self.split(requests, None);
         }
-        let normed = self.block(requests, observe)?;
-        self.logits(requests, &normed)
+        let kept = Some(wanted.as_slice());
+        let normed = match all_rows {
+            true => keep(self.block(requests, None, observe)?, kept)?,
+            false => self.block(requests, kept, observe)?,
+        };
+        self.split(requests, Some(self.head.logits(&normed)?))
     }
 
     fn eps(&self) -> f32 {
@@ -156,8 +171,20 @@ impl DFlash {
         Ok(())
     }
 
-    /// The block rows of all requests through all layers and the final norm, `[requests * block_size, hidden]`.
-    fn block(&self, requests: &[DraftRequest], observe: &mut dyn FnMut(usize, &Tensor)) -> Result<Tensor> {
+    /// The rows of every block whose logits are asked for, (first, count), blocks without any left out.
+    fn wanted(&self, requests: &[DraftRequest]) -> Vec<(usize, usize)> {
+        let rows = requests.iter().enumerate().filter(|(_, request)| request.horizon > 0);
+        rows.map(|(index, request)| (index * self.config.block_size + 1, request.horizon)).collect()
+    }
+
+    /// The block rows of all requests through all layers and the final norm, `[requests * block_size, hidden]`; the
+    /// last layer's of the `kept` rows alone.
+    fn block(
+        &self,
+        requests: &[DraftRequest],
+        kept: Kept<'_>,
+        observe: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<Tensor> {
         let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
         let (rows, blocks) = self.cache.place_blocks(&slots)?;
         let positions = rows.positions();
@@ -168,32 +195,24 @@ impl DFlash {
         let mut stream = self.head.embed(&tokens)?;
         let mut normed = rms_norm(&stream, &self.layers[0].input_norm, self.eps(), NormKind::Plain)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let next_norm = self.layers.get(index + 1).map_or(&self.norm, |next| &next.input_norm);
+            let (next_norm, kept) = match self.layers.get(index + 1) {
+                Some(next) => (&next.input_norm, None),
+                None => (&self.norm, kept),
+            };
             let pool = self.cache.pool(index);
-            (stream, normed) = layer.forward(pool, &block, (&stream, &normed), next_norm)?;
+            (stream, normed) = layer.forward(pool, &block, (&stream, &normed), kept, next_norm)?;
             observe(index, &stream);
         }
         Ok(normed)
     }
 
-    /// The head over the wanted rows of all requests, one tensor per request.
-    fn logits(&self, requests: &[DraftRequest], normed: &Tensor) -> Result<Vec<Tensor>> {
-        let vocab = self.head.vocab_size();
-        let wanted: Vec<Tensor> = requests
-            .iter()
-            .enumerate()
-            .filter(|(_, request)| request.horizon > 0)
-            .map(|(index, request)| normed.narrow(0, index * self.config.block_size + 1, request.horizon))
-            .collect::<candle_core::Result<_>>()?;
-        let logits = match wanted.as_slice() {
-            [] => None,
-            [one] => Some(self.head.logits(one)?),
-            several => Some(self.head.logits(&Tensor::cat(several, 0)?)?),
-        };
+    /// The packed logits of the wanted rows, one tensor `[horizon, vocab]` per request.
+    fn split(&self, requests: &[DraftRequest], logits: Option<Tensor>) -> Result<Vec<Tensor>> {
         let mut first = 0;
         let mut take = |request: &DraftRequest| {
             let Some(logits) = logits.as_ref().filter(|_| request.horizon > 0) else {
-                return Ok(Tensor::zeros((0, vocab), DType::F32, normed.device())?);
+                let device = self.norm.device();
+                return Ok(Tensor::zeros((0, self.head.vocab_size()), DType::F32, device)?);
             };
             let rows = logits.narrow(0, first, request.horizon)?.to_dtype(DType::F32)?;
             first += request.horizon;
@@ -249,7 +268,7 @@ impl Drafter for DFlash {
     }
 
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>> {
-        pool::run(|| self.draft_observed(requests, &mut |_, _| {}))
+        pool::run(|| self.run(requests, false, &mut |_, _| {}))
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

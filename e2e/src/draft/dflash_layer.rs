@@ -37,6 +37,21 @@ pub(super) struct Block<'a> {
     pub(super) positions: &'a [i32],
 }
 
+/// Rows of a packed tensor that go on: (first, count) per stream. The rest ends here.
+pub(super) type Kept<'a> = Option<&'a [(usize, usize)]>;
+
+/// The kept rows of `[rows, width]`, one stream after another.
+pub(super) fn keep(rows: Tensor, kept: Kept<'_>) -> Result<Tensor> {
+    Ok(match kept {
+        None => rows,
+        Some(&[(first, count)]) => rows.narrow(0, first, count)?,
+        Some(several) => {
+            let parts = several.iter().map(|&(first, count)| rows.narrow(0, first, count));
+            Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 0)?
+        }
+    })
+}
+
 impl DFlashLayer {
     /// Loads `{prefix}layers.{index}.*`.
     pub(super) fn load(
@@ -95,12 +110,13 @@ impl DFlashLayer {
     }
 
     /// One layer for block rows: residual stream and its normed rows, both `[rows, hidden]`, in; the stream after
-    /// the layer, and it under `next_norm`, out.
+    /// the layer, and it under `next_norm`, out, of the `kept` rows alone (no other layer reads the rest).
     pub(super) fn forward(
         &self,
         pool: &KvPool,
         block: &Block<'_>,
         (stream, normed): (&Tensor, &Tensor),
+        kept: Kept<'_>,
         next_norm: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
         let (eps, kind) = (self.rope.eps, self.rope.kind);
@@ -109,8 +125,9 @@ impl DFlashLayer {
         let (q, k) = qk_norm_rope(&self.rope, &q_proj, &k_proj, block.positions)?;
         self.append(pool, block.rows, &k, v)?;
         let attn = block_attention(block.blocks, self.mask, self.dims, &q, &pool.keys, &pool.values)?;
-        let mixed = self.o_proj.forward_one(&attn.flatten_from(1)?)?;
-        let (stream, normed) = add_rms_norm(&mixed, stream, &self.post_norm, eps, kind)?;
+        let mixed = self.o_proj.forward_one(&keep(attn.flatten_from(1)?, kept)?)?;
+        let stream = keep(stream.clone(), kept)?;
+        let (stream, normed) = add_rms_norm(&mixed, &stream, &self.post_norm, eps, kind)?;
         let [gate, up] = pair(self.gate_up.forward(&normed)?)?;
         let mixed = self.down.forward_one(&swiglu(&gate, &up)?)?;
         Ok(add_rms_norm(&mixed, &stream, next_norm, eps, kind)?)

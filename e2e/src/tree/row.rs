@@ -1,6 +1,6 @@
 //! One row of logits: its log-sum-exp over the whole vocabulary and its best tokens.
 //!
-//! Plain multiplications and additions in a fixed order, no fused ones: the same bits on every machine.
+//! Every value is rounded in one fixed order, multiply-adds once: the same bits on every machine.
 
 /// Values that one pass of the vectorised loops takes together.
 const LANES: usize = 16;
@@ -11,34 +11,38 @@ fn exp_non_positive(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
     const ROUND: f32 = 12_582_912.0;
     let x = if x < -87.0 { -87.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
-    let p = ((((1.987_569_1e-4 * r + 1.398_2e-3) * r + 8.333_452e-3) * r + 4.166_579_6e-2) * r
-        + 1.666_666_5e-1)
-        * r
-        + 0.5;
-    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
-    (p * (r * r) + r + 1.0) * scale
+    let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
+    let p = 1.987_569_1e-4f32
+        .mul_add(r, 1.398_2e-3)
+        .mul_add(r, 8.333_452e-3)
+        .mul_add(r, 4.166_579_6e-2)
+        .mul_add(r, 1.666_666_5e-1)
+        .mul_add(r, 0.5)
+        .mul_add(r, 1.0)
+        .mul_add(r, 1.0);
+    p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
 }
 
 #[inline(always)]
-fn block_maxima_body(row: &[f32], width: usize, maxima: &mut Vec<f32>) {
-    maxima.clear();
-    maxima.extend(row.chunks(width).map(|block| {
+fn block_maxima_body(row: &[f32], width: usize, maxima: &mut [f32]) {
+    for (block, best) in row.chunks(width).zip(maxima) {
         let mut lanes = [f32::NEG_INFINITY; LANES];
         let groups = block.chunks_exact(LANES);
-        let mut best = groups.remainder().iter().fold(f32::NEG_INFINITY, |a, &x| if x > a { x } else { a });
+        *best = f32::NEG_INFINITY;
+        for &x in groups.remainder() {
+            *best = if x > *best { x } else { *best };
+        }
         for group in groups {
             for (lane, &x) in lanes.iter_mut().zip(group) {
                 *lane = if x > *lane { x } else { *lane };
             }
         }
         for lane in lanes {
-            best = if lane > best { lane } else { best };
+            *best = if lane > *best { lane } else { *best };
         }
-        best
-    }));
+    }
 }
 
 #[inline(always)]
@@ -60,17 +64,17 @@ fn sum_exp_body(row: &[f32], max: f32) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn block_maxima_avx2(row: &[f32], width: usize, maxima: &mut Vec<f32>) {
+fn block_maxima_avx2(row: &[f32], width: usize, maxima: &mut [f32]) {
     block_maxima_body(row, width, maxima);
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma")]
 fn sum_exp_avx2(row: &[f32], max: f32) -> f64 {
     sum_exp_body(row, max)
 }
 
-fn block_maxima(row: &[f32], width: usize, maxima: &mut Vec<f32>) {
+fn block_maxima(row: &[f32], width: usize, maxima: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2, checked on the line above.
@@ -81,8 +85,8 @@ fn block_maxima(row: &[f32], width: usize, maxima: &mut Vec<f32>) {
 
 fn sum_exp(row: &[f32], max: f32) -> f64 {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, checked on the line above.
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has AVX2 and FMA, checked on the line above.
         return unsafe { sum_exp_avx2(row, max) };
     }
     sum_exp_body(row, max)
@@ -99,7 +103,7 @@ fn block_width(vocab: usize, k: usize) -> usize {
 pub(super) fn best_tokens(row: &[f32], k: usize) -> Option<Vec<(u32, f64)>> {
     let k = k.min(row.len());
     let width = block_width(row.len(), k);
-    let mut maxima = Vec::new();
+    let mut maxima = vec![f32::NEG_INFINITY; row.len().div_ceil(width)];
     block_maxima(row, width, &mut maxima);
     let max = maxima.iter().copied().fold(f32::NEG_INFINITY, |a, x| if x > a { x } else { a });
     if !max.is_finite() {
@@ -213,6 +217,19 @@ mod tests {
         (row[40], row[90]) = (1.0, 3.0);
         let got = best_tokens(&row, 8).expect("two finite logits");
         assert_eq!(got.iter().map(|t| t.0).collect::<Vec<_>>(), [90, 40]);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn vector_and_portable_bodies_give_the_same_bits() {
+        for n in [1, 16, 100, 6144, 6150] {
+            let row = values(n, 9);
+            assert_eq!(sum_exp(&row, 8.0).to_bits(), sum_exp_body(&row, 8.0).to_bits());
+            let (mut a, mut b) = (vec![0.0; n.div_ceil(32)], vec![0.0; n.div_ceil(32)]);
+            block_maxima(&row, 32, &mut a);
+            block_maxima_body(&row, 32, &mut b);
+            assert_eq!(a, b);
+        }
     }
 
     #[test]

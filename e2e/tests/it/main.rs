@@ -5,6 +5,7 @@ mod batch;
 mod config;
 mod ddtree;
 mod draft_config;
+mod drafter_cli;
 mod drafter_golden;
 mod drafter_rounds;
 mod drafter_streams;

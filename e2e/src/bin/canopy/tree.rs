@@ -10,8 +10,9 @@ use canopy_e2e::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtre
 use crate::pair::{Pair, PairArgs};
 
 const EXAMPLE: &str = "\
-Every line is a node: its token, the drafter's probability of the token at its depth, and of the whole path to it.
-A * marks the accepted path; the target's own next token follows the tree.
+The first line is the root, the last token that is certain. Every other line is a drafted node: its token, the
+drafter's probability of that token at its depth, and of the whole path to it. A * marks the accepted path; the
+target's own next token follows the tree.
 
 Examples:
   canopy tree \"def add(a, b):\"
@@ -98,7 +99,7 @@ fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
     Ok(logits.argmax(1)?.to_vec1()?)
 }
 
-/// The lines of a printed tree: the drawn node on the left, its probabilities on the right.
+/// The lines of a printed tree: the drawn node on the left, its probabilities in per cent on the right.
 struct Drawing<'a> {
     round: &'a Round,
     tokenizer: &'a Tokenizer,
@@ -117,7 +118,7 @@ impl Drawing<'_> {
         let left = format!("{mark} {before}{}", self.text(tree.tokens()[node]));
         let joint = 100.0 * tree.joint_log_probs()[node].exp();
         let right = match node {
-            0 => "the root".into(),
+            0 => "  token     path".into(),
             _ => format!("{:5.1} %  {joint:5.1} %", 100.0 * tree.prob(node)),
         };
         self.lines.push((left, right));
