@@ -48,6 +48,7 @@ impl DraftConfig {
         })?;
         let places = Places::new(what, &value)?;
         check_supported(&places)?;
+        check_target(&places, target)?;
         let config = Self {
             hidden_size: places.positive("hidden_size")?,
             vocab_size: places.positive("vocab_size")?,
@@ -62,15 +63,6 @@ impl DraftConfig {
         };
         if config.block_size < 2 {
             return Err(places.error("block_size", "expected at least 2 (the root and one mask), got 1"));
-        }
-        for (key, expected, got) in [
-            ("hidden_size", target.hidden_size, Some(config.hidden_size)),
-            ("vocab_size", target.vocab_size, Some(config.vocab_size)),
-            ("num_target_layers", target.layers.len(), places.find("num_target_layers", Table::usize)?),
-        ] {
-            if let Some(got) = got.filter(|&got| got != expected) {
-                return Err(places.error(key, format!("expected the target's {expected}, got {got}")));
-            }
         }
         Ok(config)
     }
@@ -173,6 +165,19 @@ fn check_supported(places: &Places<'_>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+fn check_target(places: &Places<'_>, target: &TargetConfig) -> Result<()> {
+    for (key, expected, got) in [
+        ("hidden_size", target.hidden_size, Some(places.positive("hidden_size")?)),
+        ("vocab_size", target.vocab_size, Some(places.positive("vocab_size")?)),
+        ("num_target_layers", target.layers.len(), places.find("num_target_layers", Table::usize)?),
+    ] {
+        if let Some(got) = got.filter(|&got| got != expected) {
+            return Err(places.error(key, format!("expected the target's {expected}, got {got}")));
+        }
+    }
+    Ok(())
 }
 
 fn attn_dims(places: &Places<'_>) -> Result<AttnDims> {
