@@ -1,5 +1,7 @@
 //! CPU forward. Every function works row by row, so a row's bits depend on that row alone.
 
+use std::ops::Range;
+
 use super::rotary;
 use crate::error::expect_len;
 use crate::math::{mul_add, sigmoid, silu, vectorised};
@@ -220,19 +222,31 @@ fn rotated_heads_body<const FMA: bool>(
     k: &mut [f32],
 ) {
     let (dims, d) = (args.dims, args.dims.head_dim);
-    let stride = if args.gated { 2 * d } else { d };
+    let q_stride = if args.gated { 2 * d } else { d };
     let mut table = rotary::Table::new(args.inv_freq);
     for (row, &position) in args.positions.iter().enumerate() {
         table.set(position);
-        let heads = |norm: &Norm<'_>, heads: usize, stride: usize, x: &[f32], out: &mut [f32]| {
-            for head in row * heads..(row + 1) * heads {
-                let out = &mut out[head * d..][..d];
-                norm.row::<FMA>(&x[head * stride..][..d], out);
-                table.rotate(out);
-            }
-        };
-        heads(&args.q_norm, dims.q_heads, stride, q_proj, q);
-        heads(&args.k_norm, dims.kv_heads, d, k_proj, k);
+        let q_heads = row * dims.q_heads..(row + 1) * dims.q_heads;
+        heads::<FMA>(&args.q_norm, &table, q_proj, (q_heads, q_stride), q);
+        let k_heads = row * dims.kv_heads..(row + 1) * dims.kv_heads;
+        heads::<FMA>(&args.k_norm, &table, k_proj, (k_heads, d), k);
+    }
+}
+
+/// Norm and rotation of some heads, `stride` apart in `x`.
+#[inline(always)]
+fn heads<const FMA: bool>(
+    norm: &Norm<'_>,
+    table: &rotary::Table<'_>,
+    x: &[f32],
+    (heads, stride): (Range<usize>, usize),
+    out: &mut [f32],
+) {
+    let d = norm.weight.len();
+    for head in heads {
+        let out = &mut out[head * d..][..d];
+        norm.row::<FMA>(&x[head * stride..][..d], out);
+        table.rotate(out);
     }
 }
 
