@@ -85,7 +85,7 @@ fn golden_rounds_from_a_file() {
     let model = golden("qwen35-random");
     let prompt = join(&ints::<i64>(&golden_rounds["prompt"]));
     let common = ["--model", model.to_str().unwrap(), "--ids", &prompt, "--rounds", file.to_str().unwrap()];
-    for extra in [["--dtype", "f32"], ["--chunk", "5"]] {
+    for extra in [["--dtype", "f32"], ["--chunk", "5"], ["--variant", "solve"]] {
         let out = run(&[&common[..], &extra].concat(), &dir.path().join("out.safetensors"));
         for round in 0..3 {
             let error = max_abs(

@@ -3,8 +3,10 @@
 
 use canopy_e2e::Error;
 use canopy_e2e::embedded;
+use canopy_e2e::loader::{LoadOptions, load_target};
 use canopy_e2e::target::{LogitRows, Target, VerifyStream};
 use canopy_kernels::DraftTree;
+use canopy_kernels::tree_gdn::{Solve, Variant};
 
 use crate::support::*;
 
@@ -146,6 +148,28 @@ fn a_snapshot_continues_in_another_slot() {
     assert_eq!(target.committed(1), 0);
     target.reset(0).unwrap();
     assert_eq!(bits(&append(&mut target, 1, &ids)), bits(&append(&mut target, 0, &ids)));
+}
+
+#[test]
+fn the_closed_form_agrees_with_the_walk() {
+    let ids = prompt();
+    let solve = LoadOptions {
+        slots: 1,
+        context_len: Some(64),
+        variant: Some(Variant::Solve(Solve::Forward)),
+        ..LoadOptions::default()
+    };
+    let mut closed = load_target(&embedded::target(), &solve).unwrap();
+    let mut walk = tiny_model(1);
+    let tree = DraftTree::new(vec![-1, 0, 0, 1, 2, 2]).unwrap();
+    let tokens = [42, 43, 44, 45, 46, 47];
+    for target in [&mut closed, &mut walk] {
+        append(target, 0, &ids);
+        verify(target, stream(0, &tokens, tree.clone()));
+        target.commit(&[vec![0, 2, 5]]).unwrap();
+    }
+    let error = max_abs(&append(&mut closed, 0, &[48]), &append(&mut walk, 0, &[48]));
+    assert!(error < 1e-3, "{error}");
 }
 
 fn field(result: canopy_e2e::Result<impl std::fmt::Debug>) -> (&'static str, String) {
