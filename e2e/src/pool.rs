@@ -40,17 +40,6 @@ impl Drop for Inside {
     }
 }
 
-/// Makes the calling thread one of the global pool's, so that [`run`] starts at once there instead of waking another
-/// thread and waiting for it. For the thread that owns the model, before anything else uses the pool. Without effect
-/// when there is a pool already, or when it would have no other thread.
-pub fn adopt_current_thread() {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    if threads > 1 {
-        // An error says that there is a pool already: then `run` goes there.
-        _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
-    }
-}
-
 /// Runs `work` on a thread of the rayon pool, the caller's own when it is one, while the others are kept awake.
 /// Within another `run` it is a plain call.
 pub fn run<T: Send>(work: impl FnOnce() -> T + Send) -> T {
