@@ -22,6 +22,7 @@ pub mod tree;
 pub mod tree_attention;
 pub mod tree_conv;
 pub mod tree_gdn;
+pub mod tree_gdn_serial;
 
 pub use batch::{AcceptedPaths, TreeBatch};
 pub use dims::{AttnDims, ConvDims, GdnDims};

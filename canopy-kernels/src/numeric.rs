@@ -152,6 +152,15 @@ pub(crate) fn dot<S: Simd, T: Real>(x: &[T], y: &[T]) -> T {
     out[0][0]
 }
 
+/// `out = scale * x / sqrt(x . x + 1e-6)`: the L2 norm of queries and keys.
+#[inline(always)]
+pub(crate) fn normalise<S: Simd, T: Real>(x: &[T], scale: T, out: &mut [T]) {
+    let factor = scale / (dot::<S, T>(x, x) + T::from_f64(1e-6)).sqrt();
+    for (out, &x) in out.iter_mut().zip(x) {
+        *out = x * factor;
+    }
+}
+
 #[inline(always)]
 fn lanes<T>(x: &[T]) -> &[[T; LANES]] {
     x.as_chunks().0

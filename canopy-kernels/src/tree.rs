@@ -7,7 +7,7 @@ mod mask;
 mod order;
 mod shapes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use chains::HeavyChains;
 pub use mask::AncestorMask;

@@ -5,12 +5,18 @@ use proptest::prelude::*;
 use super::{DraftTree, SplitMix64};
 use crate::error::Error;
 
-fn arb_parents(max: usize) -> impl Strategy<Value = Vec<i32>> {
-    // Offsets back from the node before, so that shrinking leads to a chain and to fewer nodes.
-    proptest::collection::vec(any::<proptest::sample::Index>(), 0..max).prop_map(|back| {
+/// Parent arrays that shrink towards a chain and fewer nodes.
+pub(crate) fn arb_parents(nodes: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Vec<i32>> {
+    let edges = nodes.start() - 1..*nodes.end();
+    proptest::collection::vec(any::<proptest::sample::Index>(), edges).prop_map(|back| {
         let links = back.iter().enumerate().map(|(i, back)| (i - back.index(i + 1)) as i32);
         std::iter::once(-1).chain(links).collect()
     })
+}
+
+/// Trees that shrink towards a chain and fewer nodes.
+pub(crate) fn arb_tree(nodes: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = DraftTree> {
+    arb_parents(nodes).prop_map(|parents| DraftTree::new(parents).expect("parents come first"))
 }
 
 fn tree(parents: &[i32]) -> DraftTree {
@@ -53,10 +59,7 @@ fn named_shapes_have_their_sizes() {
     for (name, error) in [
         ("balanced tree: k", DraftTree::balanced(0, 2)),
         ("skewed tree: k", DraftTree::skewed(0, 2)),
-        (
-            "256 nodes, at most 256",
-            DraftTree::balanced(2, 8).map_err(|_| Error::TooManyNodes { nodes: 256, max: 256 }),
-        ),
+        ("511 nodes, at most 256", DraftTree::balanced(2, 8)),
         ("at most 256", DraftTree::balanced(usize::MAX, 3)),
         ("at most 256", DraftTree::skewed(usize::MAX, 3)),
         ("at most 256", DraftTree::balanced(1, usize::MAX)),
@@ -129,7 +132,7 @@ fn reorder_refuses_what_is_no_order() {
 
 proptest! {
     #[test]
-    fn depths_paths_and_mask_follow_parent_links(parents in arb_parents(256)) {
+    fn depths_paths_and_mask_follow_parent_links(parents in arb_parents(1..=256)) {
         let tree = tree(&parents);
         let mask = tree.ancestor_mask();
         let words32 = mask.words32();
@@ -151,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn orders_keep_the_tree(parents in arb_parents(256)) {
+    fn orders_keep_the_tree(parents in arb_parents(1..=256)) {
         let tree = tree(&parents);
         for order in [tree.dfs_preorder(), tree.level_order()] {
             let (renumbered, mapping) = tree.reorder(&order).unwrap();
@@ -172,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn a_shuffled_tree_is_found_again(parents in arb_parents(64), seed in any::<u64>()) {
+    fn a_shuffled_tree_is_found_again(parents in arb_parents(1..=64), seed in any::<u64>()) {
         let tree = tree(&parents);
         let mut random = SplitMix64::new(seed);
         let mut given: Vec<usize> = (0..tree.len()).collect();
@@ -191,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn heavy_chains_cover_the_tree(parents in arb_parents(256)) {
+    fn heavy_chains_cover_the_tree(parents in arb_parents(1..=256)) {
         let tree = tree(&parents);
         let chains = tree.heavy_chains();
         let mut count = vec![0; tree.len()];

@@ -1,10 +1,7 @@
 //! Queries and keys with L2 norm 1, the queries scaled.
 
 use crate::GdnDims;
-use crate::numeric::{Aligned, Kernel, Real, Simd, dispatch, dot};
-
-/// Added to the sum of squares under the root.
-const EPS: f64 = 1e-6;
+use crate::numeric::{Aligned, Kernel, Real, Simd, dispatch, dot, normalise};
 
 /// Unit keys and scaled unit queries of a call's live rows.
 pub(super) struct UnitRows<T> {
@@ -58,14 +55,5 @@ impl<T: Real, I: Iterator<Item = usize>> Kernel for Normalise<'_, T, I> {
                 units.dots[at] = dot::<S, T>(k, q);
             }
         }
-    }
-}
-
-/// `out = scale * x / sqrt(x . x + EPS)`.
-#[inline(always)]
-fn normalise<S: Simd, T: Real>(x: &[T], scale: T, out: &mut [T]) {
-    let factor = scale / (dot::<S, T>(x, x) + T::from_f64(EPS)).sqrt();
-    for (out, &x) in out.iter_mut().zip(x) {
-        *out = x * factor;
     }
 }
