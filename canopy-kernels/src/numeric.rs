@@ -72,7 +72,7 @@ macro_rules! real {
     };
 }
 real!(f32, S::F32);
-real!(f64, [f64; LANES]);
+real!(f64, S::F64);
 
 /// Work whose body is compiled once per instruction set. `run` must be `#[inline(always)]`.
 pub(crate) trait Kernel {
@@ -199,5 +199,65 @@ impl<T> std::ops::DerefMut for Aligned<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.buffer[self.start..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Compare<'a, T> {
+        rows: &'a [T],
+        a: &'a [T],
+        b: &'a [T],
+        out: &'a mut Vec<[T; 2]>,
+    }
+
+    impl<T: Real> Kernel for Compare<'_, T> {
+        #[inline(always)]
+        fn run<S: Simd>(self) {
+            row_dots::<S, T>(self.rows, self.a, self.b, self.out);
+        }
+    }
+
+    /// The machine's widest set, the portable one, and a scalar spelling of the lane order.
+    fn agree<T: Real>(bits: fn(T) -> u64) {
+        for width in [1, 3, 7, 8, 9, 16, 20, 31, 128, 130] {
+            let value = |i: usize| T::from_f64(((i * 7919 % 1009) as f64 - 500.0) / 37.0);
+            for count in 1..=12 {
+                let rows: Vec<T> = (0..width * count).map(value).collect();
+                let (a, b): (Vec<T>, Vec<T>) = (0..width).map(|i| (value(i + 5), value(3 * i + 1))).unzip();
+                let mut outs = [vec![[T::ZERO; 2]; count], vec![[T::ZERO; 2]; count]];
+                let [wide, portable] = &mut outs;
+                dispatch(Compare { rows: &rows, a: &a, b: &b, out: wide });
+                Compare { rows: &rows, a: &a, b: &b, out: portable }.run::<lanes::Portable>();
+                for (r, row) in rows.chunks(width).enumerate() {
+                    let scalar = [&a, &b].map(|x| {
+                        let mut l = [T::ZERO; LANES];
+                        for (i, (&s, &x)) in row.iter().zip(x).enumerate() {
+                            l[i % LANES] = s.fma(x, l[i % LANES]);
+                        }
+                        bits(((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])))
+                    });
+                    assert_eq!(outs[0][r].map(bits), scalar, "{count} rows of {width}, row {r}");
+                    assert_eq!(outs[1][r].map(bits), scalar, "{count} rows of {width}, row {r}, portable");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn instruction_sets_agree_bit_for_bit() {
+        agree::<f32>(|x| u64::from(x.to_bits()));
+        agree::<f64>(f64::to_bits);
+    }
+
+    #[test]
+    fn aligned_memory_starts_at_a_line() {
+        for len in [1, 7, 64, 1000] {
+            let memory = Aligned::<f32>::new(len);
+            assert!(memory.len() >= len && memory.iter().all(|&x| x == 0.0));
+            assert_eq!(memory.as_ptr().align_offset(64), 0);
+        }
     }
 }

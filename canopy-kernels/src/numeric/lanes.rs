@@ -29,13 +29,16 @@ pub(crate) trait Lanes<T>: Copy {
 pub(crate) trait Simd {
     /// Eight f32.
     type F32: Lanes<f32>;
+    /// Eight f64.
+    type F64: Lanes<f64>;
 }
 
 /// Any CPU.
-pub(crate) struct Portable;
+pub(super) struct Portable;
 
 impl Simd for Portable {
     type F32 = [f32; LANES];
+    type F64 = [f64; LANES];
 }
 
 impl<T: Real> Lanes<T> for [T; LANES] {
@@ -109,6 +112,7 @@ mod avx2 {
 
     impl Simd for Avx2 {
         type F32 = F32x8;
+        type F64 = F64x8;
     }
 
     #[derive(Clone, Copy)]
@@ -166,6 +170,66 @@ mod avx2 {
                 let sums = _mm_add_ps(pairs, _mm_movehl_ps(pairs, pairs));
                 [_mm_cvtss_f32(sums), _mm_cvtss_f32(_mm_movehdup_ps(sums))]
             }
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    pub(super) struct F64x8([__m256d; 2]);
+
+    impl Lanes<f64> for F64x8 {
+        #[inline(always)]
+        fn zero() -> Self {
+            // SAFETY: the module's users run on a machine with AVX2.
+            Self(unsafe { [_mm256_setzero_pd(); 2] })
+        }
+
+        #[inline(always)]
+        fn load(values: &[f64; LANES]) -> Self {
+            // SAFETY: AVX2 as above; the array holds the twice 32 bytes that are read, and needs no alignment.
+            Self(unsafe { [_mm256_loadu_pd(values.as_ptr()), _mm256_loadu_pd(values.as_ptr().add(4))] })
+        }
+
+        #[inline(always)]
+        fn load_part(values: &[f64]) -> Self {
+            Self::load(&<[f64; LANES] as Lanes<f64>>::load_part(values))
+        }
+
+        #[inline(always)]
+        fn splat(value: f64) -> Self {
+            // SAFETY: the module's users run on a machine with AVX2.
+            Self(unsafe { [_mm256_set1_pd(value); 2] })
+        }
+
+        #[inline(always)]
+        fn store(self, out: &mut [f64; LANES]) {
+            // SAFETY: AVX2 as above; the array holds the twice 32 bytes that are written.
+            unsafe {
+                _mm256_storeu_pd(out.as_mut_ptr(), self.0[0]);
+                _mm256_storeu_pd(out.as_mut_ptr().add(4), self.0[1]);
+            }
+        }
+
+        #[inline(always)]
+        fn mul(self, x: Self) -> Self {
+            // SAFETY: the module's users run on a machine with AVX2.
+            Self(unsafe { [_mm256_mul_pd(self.0[0], x.0[0]), _mm256_mul_pd(self.0[1], x.0[1])] })
+        }
+
+        #[inline(always)]
+        fn fma(self, x: Self, sum: Self) -> Self {
+            let [low, high] = [0, 1].map(|half| (self.0[half], x.0[half], sum.0[half]));
+            // SAFETY: the module's users run on a machine with FMA.
+            Self(unsafe { [_mm256_fmadd_pd(low.0, low.1, low.2), _mm256_fmadd_pd(high.0, high.1, high.2)] })
+        }
+
+        #[inline(always)]
+        fn sum2(a: Self, b: Self) -> [f64; 2] {
+            [a, b].map(|l| {
+                let mut fours = [0.0; 4];
+                // SAFETY: AVX2 as above; the array holds the 32 bytes that are written.
+                unsafe { _mm256_storeu_pd(fours.as_mut_ptr(), _mm256_add_pd(l.0[0], l.0[1])) };
+                (fours[0] + fours[2]) + (fours[1] + fours[3])
+            })
         }
     }
 }

@@ -64,9 +64,10 @@ fn follow(dims: GdnDims, path: &[usize], v_head: usize, input: OracleInput<'_>) 
     let before = &input.state[v_head * dv * dk..(v_head + 1) * dv * dk];
     let state = (0..dk * dv).map(|at| before[at % dv * dk + at / dv]).collect();
     let mut end = PathEnd { state, u: vec![0.0; dv], o: vec![0.0; dv], g_cum: 0.0 };
+    let mut q = vec![0.0; dk];
     for &node in path {
         let row = &input.qkv[node * width..(node + 1) * width];
-        let q = unit(&row[k_head * dk..(k_head + 1) * dk]);
+        q = unit(&row[k_head * dk..(k_head + 1) * dk]);
         let k = unit(&row[(k_heads + k_head) * dk..(k_heads + k_head + 1) * dk]);
         let v = &row[2 * k_heads * dk + v_head * dv..][..dv];
         let (g, beta) =
@@ -82,14 +83,18 @@ fn follow(dims: GdnDims, path: &[usize], v_head: usize, input: OracleInput<'_>) 
         for j in 0..dv {
             end.u[j] = beta * (v[j] - recalled[j]);
         }
-        end.o = vec![0.0; dv];
-        for ((s, k), q) in end.state.chunks_exact_mut(dv).zip(&k).zip(&q) {
+        for (s, k) in end.state.chunks_exact_mut(dv).zip(&k) {
             for j in 0..dv {
                 s[j] += k * end.u[j];
-                end.o[j] += s[j] * q / (dk as f64).sqrt();
             }
         }
         end.g_cum += g;
+    }
+    for (s, q) in end.state.chunks_exact(dv).zip(q) {
+        let q = q / (dk as f64).sqrt();
+        for j in 0..dv {
+            end.o[j] += s[j] * q;
+        }
     }
     end
 }

@@ -41,8 +41,8 @@ fn every_argument_is_checked() {
         "tree_gdn verify: gates, expected: [5, 2, 4], got: [41]"
     );
     assert_eq!(
-        refuse(&|c, _, _| c.state.truncate(4000)),
-        "tree_gdn verify: state, expected: [2, 4, 19, 20], got: [4000]"
+        refuse(&|c, _, _| c.state.truncate(3000)),
+        "tree_gdn verify: state, expected: [1, 4, 19, 20], got: [3000]"
     );
     assert_eq!(
         refuse(&|c, _, _| c.state.truncate(ODD.state_len())),

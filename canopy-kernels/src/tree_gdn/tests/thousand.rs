@@ -26,7 +26,9 @@ fn nth_tree(n: u64) -> DraftTree {
         4 if n % 100 == 4 => DraftTree::chain(nodes),
         4 => DraftTree::chain(1 + nodes / 4),
         // Parents at most four back: deep, with short side branches.
-        _ => DraftTree::new((0..nodes).map(|i| i as i32 - 1 - random.below(i.clamp(1, 4)) as i32).collect()),
+        _ => DraftTree::new(
+            (0..1 + nodes / 2).map(|i| i as i32 - 1 - random.below(i.clamp(1, 4)) as i32).collect(),
+        ),
     };
     tree.expect("sizes fit")
 }
