@@ -107,23 +107,25 @@ impl Metrics {
         self.series.bonus_tokens.increment((tokens.len() - drafted) as u64);
     }
 
-    /// A stream that came to its end.
+    /// A stream's end. That of a cancelled one was counted when it was cancelled; only its work is added here.
     pub fn stream_done(&self, reason: FinishReason, stats: &StreamStats) {
-        self.ended(match reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::Cancelled => "cancelled",
-        });
+        match reason {
+            FinishReason::Stop => self.ended("stop"),
+            FinishReason::Length => self.ended("length"),
+            FinishReason::Cancelled => {}
+        }
         self.series.prompt_tokens.increment(stats.prompt_tokens as u64);
         self.series.rounds.increment(stats.rounds as u64);
         self.series.nodes.increment(stats.nodes as u64);
         self.series.committed.increment(stats.committed as u64);
-        self.series.first_token.record(stats.first_token);
-        self.series.total.record(stats.total);
         let stages = &stats.stages;
         let seconds =
             [stages.prefill, stages.draft, stages.build, stages.verify, stages.accept, stages.commit];
         self.series.stages.iter().zip(seconds).for_each(|(stage, seconds)| stage.record(seconds));
+        if reason != FinishReason::Cancelled {
+            self.series.first_token.record(stats.first_token);
+            self.series.total.record(stats.total);
+        }
     }
 
     /// A stream that ended by an error.

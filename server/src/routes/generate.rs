@@ -57,16 +57,24 @@ pub async fn generate(state: AppState, job: Job) -> Result<Response, ApiError> {
     let permit = state.queue().admit()?;
     let tokens = encode(&state, prompt).await?;
     let request = with_prompt(plan.request.clone(), tokens, field, model.context_len)?;
-    let updates = state
-        .engine()
-        .submit(request, permit)
-        .await
-        .map_err(|error| error.renamed("prompt", field).renamed("budget", "speculation.budget"))?;
+    let updates =
+        state.engine().submit(request, permit).await.map_err(|error| wire_name(error, shape, field))?;
     let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
     let id = format!("{prefix}-{}", unique(&state));
     let stream = plan.stream;
     let reply = Reply::new(shape, id, unix_now(), model, plan, thinking);
     if stream { Ok(streamed(reply, updates)) } else { whole(reply, updates).await }
+}
+
+/// The engine's refusal under the name that the field has in the request.
+fn wire_name(error: ApiError, shape: Shape, prompt: &'static str) -> ApiError {
+    let logprobs = if shape == Shape::Chat { "top_logprobs" } else { "logprobs" };
+    error
+        .renamed("prompt", prompt)
+        .renamed("budget", "speculation.budget")
+        .renamed("mode", "speculation.mode")
+        .renamed("stop_tokens", "stop_token_ids")
+        .renamed("logprobs", logprobs)
 }
 
 async fn encode(state: &AppState, prompt: Prompt) -> Result<Vec<u32>, ApiError> {

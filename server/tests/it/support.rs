@@ -67,6 +67,7 @@ pub struct Toy {
     submitted: u64,
     seen: Seen,
     text: Vec<u32>,
+    cancelled: Vec<StreamId>,
 }
 
 impl Toy {
@@ -128,6 +129,7 @@ impl Rounds for Toy {
     fn cancel(&mut self, stream: StreamId) {
         self.running.retain(|running| running.id != stream);
         self.waiting.retain(|waiting| waiting.id != stream);
+        self.cancelled.push(stream);
     }
 
     fn load(&self) -> (usize, usize) {
@@ -140,7 +142,8 @@ impl Rounds for Toy {
             self.running.extend(self.waiting.pop_front());
         }
         let mut running = std::mem::take(&mut self.running);
-        let mut news = Vec::new();
+        let ended = |id| (id, Event::Done { reason: FinishReason::Cancelled, stats: StreamStats::default() });
+        let mut news: Vec<_> = self.cancelled.drain(..).map(ended).collect();
         running.retain_mut(|stream| {
             let events = self.events(stream);
             let ended = matches!(events.last(), Some(Event::Done { .. } | Event::Failed(_)));
@@ -183,6 +186,7 @@ pub fn toy_state(setup: &Setup) -> (AppState, Seen) {
         running: Vec::new(),
         waiting: VecDeque::new(),
         submitted: 0,
+        cancelled: Vec::new(),
         seen: Arc::clone(&seen),
         text: TOKENIZER.encode(TEXT).unwrap(),
     };
