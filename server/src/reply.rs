@@ -214,7 +214,7 @@ impl Reply {
         let per_second =
             if decode > 0.0 { stats.completion_tokens.saturating_sub(1) as f64 / decode } else { 0.0 };
         json!({
-            "mode": format!("{:?}", request.speculation.mode).to_lowercase(),
+            "mode": request.speculation.mode.name(),
             "budget": request.speculation.budget,
             "seed": request.sampling.seed,
             "rounds": stats.rounds,

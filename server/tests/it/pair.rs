@@ -75,7 +75,6 @@ fn text_ends_before_the_stop_string_that_completes_first() {
 
 #[test]
 fn a_stream_is_the_whole_answer_in_pieces_and_a_stop_never_leaks() {
-    let server = Server::over(PAIR.clone());
     let body = complete(json!({"max_tokens": 60}));
     let whole = text(&body);
     let stop = &whole[30..36];
@@ -83,7 +82,7 @@ fn a_stream_is_the_whole_answer_in_pieces_and_a_stop_never_leaks() {
     for (fields, want) in [(json!({}), whole), (json!({"stop": stop}), cut)] {
         let mut body = json!({"prompt": PROMPT, "max_tokens": 60, "stream": true, "canopy": true});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        let chunks = server.request("POST", "/v1/completions", &body.to_string()).chunks();
+        let chunks = post_json(&PAIR, "/v1/completions", &body).chunks();
         let pieces: Vec<&str> =
             chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
         assert_eq!(pieces.concat(), want);
