@@ -300,6 +300,12 @@ pub struct Server {
 impl Server {
     pub fn start(setup: &Setup) -> Self {
         let (state, seen) = toy_state(setup);
+        let mut server = Self::over(state);
+        server.seen = seen;
+        server
+    }
+
+    pub fn over(state: AppState) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -311,7 +317,7 @@ impl Server {
                 let _ = stopped.await;
             }))
         });
-        Self { address, state, seen, stop: Some(stop), thread: Some(thread) }
+        Self { address, state, seen: Seen::default(), stop: Some(stop), thread: Some(thread) }
     }
 
     /// Asks the server to drain, as a signal would.
