@@ -1,1 +1,46 @@
-fn main() {}
+//! `canopy-bench`: one subcommand per kind of measurement or check.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use canopy_bench::{contract, machine, op};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "canopy-bench", version, about = "Measurements and checks of canopy's kernels")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs one op on the tensors of a safetensors file and writes its outputs to another
+    Op(op::OpArgs),
+    /// Writes a small seeded input file for an op
+    Example(op::ExampleArgs),
+    /// Prints this machine's record as one JSON line
+    Env,
+    /// Runs the kernel contract: every gate on every kernel, and the faults planted to turn each gate red
+    Contract(contract::ContractArgs),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        Command::Op(args) => op::run(&args)?,
+        Command::Example(args) => op::example(&args)?,
+        Command::Env => println!("{}", serde_json::to_string(&machine::Record::take()?)?),
+        Command::Contract(args) => return contract::run(&args),
+    }
+    Ok(ExitCode::SUCCESS)
+}

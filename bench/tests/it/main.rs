@@ -1,0 +1,6 @@
+//! Integration tests of the bench crate and of the workspace as a whole, one binary.
+
+/// Which crate may use which: the table of the style guide, held by `cargo metadata`.
+mod layering;
+/// Files in, files out: outputs against the oracles, and every refusal.
+mod op;
