@@ -137,7 +137,9 @@ fn one_tree_needs_no_packing_tensors_and_no_paths_no_commit() -> Result<()> {
         }
         let slot = tensors["state"].narrow(0, 1, 1).expect("slot 1");
         tensors.insert("state".into(), slot);
-        ["cu_nodes", "slots", "paths", "cu_paths"].map(|name| tensors.remove(name));
+        for name in ["cu_nodes", "slots", "paths", "cu_paths"] {
+            tensors.remove(name);
+        }
     })?;
     let (_, single) = files.run(&files.args())?;
     assert!(!single.contains_key("state"));
@@ -310,7 +312,7 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
     );
     let text = error(OpArgs { solve: Some("fastest".into()), ..gdn.args() });
     assert!(
-        text.starts_with("tree_gdn: --solve: ") && text.contains("blocked32") && text.ends_with("fastest"),
+        text.starts_with("tree_gdn: --solve: ") && text.contains("blocked32") && text.ends_with("\"fastest\""),
         "{text}"
     );
     let text = error(OpArgs { input: files.dir.path().join("absent.safetensors"), ..files.args() });
