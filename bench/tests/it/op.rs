@@ -312,7 +312,9 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
     );
     let text = error(OpArgs { solve: Some("fastest".into()), ..gdn.args() });
     assert!(
-        text.starts_with("tree_gdn: --solve: ") && text.contains("blocked32") && text.ends_with("\"fastest\""),
+        text.starts_with("tree_gdn: --solve: ")
+            && text.contains("blocked32")
+            && text.ends_with("\"fastest\""),
         "{text}"
     );
     let text = error(OpArgs { input: files.dir.path().join("absent.safetensors"), ..files.args() });
