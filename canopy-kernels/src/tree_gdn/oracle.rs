@@ -1,4 +1,5 @@
 //! The slow truth: float64, one serial recurrence along every node's own root path. Frozen.
+#![allow(clippy::needless_range_loop)] // the sums are written as the formula has them
 
 use crate::{DraftTree, GdnDims};
 
