@@ -165,9 +165,9 @@ proptest! {
         }
         let dfs = tree.reorder(&tree.dfs_preorder()).unwrap().0;
         let sizes = dfs.subtree_sizes();
-        for node in 0..dfs.len() {
+        for (node, size) in sizes.into_iter().enumerate() {
             let subtree = (0..dfs.len()).filter(|&n| dfs.path(n).contains(&node));
-            prop_assert!(subtree.eq(node..node + sizes[node]), "a subtree is contiguous in pre-order");
+            prop_assert!(subtree.eq(node..node + size), "a subtree is contiguous in pre-order");
         }
         let level = tree.reorder(&tree.level_order()).unwrap().0;
         prop_assert!(level.depths().is_sorted());

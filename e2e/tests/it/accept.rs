@@ -23,7 +23,7 @@ fn probabilities(history: &[u32], sampling: &Sampling) -> Vec<f64> {
         order.truncate(sampling.top_k);
     }
     let sum: f64 = order.iter().map(|&id| weights[id]).sum();
-    let mut kept = vec![0.0; VOCAB];
+    let mut kept = [0.0; VOCAB];
     let mut mass = 0.0;
     for id in order {
         if mass < f64::from(sampling.top_p) {

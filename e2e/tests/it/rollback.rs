@@ -56,7 +56,7 @@ fn a_drafter_that_is_always_wrong_costs_speed_only() {
     toy.draft_model = Arc::new(move |history, depth| {
         // The least likely token first; nothing of its trees is ever accepted beyond chance at depth 2 and more.
         let mut logits = target(history);
-        logits.iter_mut().for_each(|logit| *logit = -4.0 * *logit);
+        logits.iter_mut().for_each(|logit| *logit *= -4.0);
         logits.rotate_left(depth - 1);
         logits
     });

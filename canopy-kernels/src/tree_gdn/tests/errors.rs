@@ -27,7 +27,8 @@ fn variants_have_names() {
 fn every_argument_is_checked() {
     let case =
         Case::new(ODD, vec![DraftTree::chain(3).unwrap(), DraftTree::chain(2).unwrap()], Flavour::Plain, 0);
-    let refuse = |change: &dyn Fn(&mut Case, &mut [Vec<f32>; 3], &mut Variant)| {
+    type Change = dyn Fn(&mut Case, &mut [Vec<f32>; 3], &mut Variant);
+    let refuse = |change: &Change| {
         let (mut case, mut variant) = (case.clone(), Variant::Walk);
         let mut out = [5 * 4 * 19, 5 * 4 * 19, 5 * 4].map(|len| vec![0.0; len]);
         change(&mut case, &mut out, &mut variant);

@@ -83,7 +83,7 @@ fn series_solves_lose_nearly_equal_keys() {
         };
         let (short, long) = (error(16), error(32));
         assert!(short > RELATIVE, "{solve} held a chain of 16: {short:e}");
-        assert!(!(long < 1e-2), "{solve} held a chain of 32: {long:e}");
+        assert!(long.is_nan() || long >= 1e-2, "{solve} held a chain of 32: {long:e}");
     }
 }
 
