@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
 
 use crate::{Error, Result};
@@ -13,10 +13,10 @@ include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
 /// The architectures this crate has machine code for, as `80,90,...`.
 pub const BUILT_ARCHS: &str = env!("CANOPY_BUILT_ARCHS");
 
-/// True when a CUDA driver can be loaded on this machine. Creating a context without one panics, so ask first.
+/// True when a CUDA driver can be loaded on this machine and lists a device. Without a driver the first call into it
+/// panics, so ask here first.
 pub fn has_driver() -> bool {
-    // SAFETY: only looks for the library and its symbols.
-    unsafe { sys::is_culib_present() }
+    std::panic::catch_unwind(CudaContext::device_count).is_ok_and(|count| count.is_ok_and(|devices| devices > 0))
 }
 
 /// Loaded kernels of one context.

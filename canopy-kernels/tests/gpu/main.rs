@@ -16,7 +16,7 @@ type Check = fn(&Arc<CudaStream>) -> Result<(), String>;
 
 fn stream() -> Result<Arc<CudaStream>, String> {
     if !has_driver() {
-        return Err("no CUDA driver on this machine (libcuda was not found)".into());
+        return Err("no CUDA driver, or no device, on this machine".into());
     }
     let context = CudaContext::new(0).map_err(|e| e.to_string())?;
     context.new_stream().map_err(|e| e.to_string())
