@@ -16,7 +16,8 @@ pub const BUILT_ARCHS: &str = env!("CANOPY_BUILT_ARCHS");
 /// True when a CUDA driver can be loaded on this machine and lists a device. Without a driver the first call into it
 /// panics, so ask here first.
 pub fn has_driver() -> bool {
-    std::panic::catch_unwind(CudaContext::device_count).is_ok_and(|count| count.is_ok_and(|devices| devices > 0))
+    std::panic::catch_unwind(CudaContext::device_count)
+        .is_ok_and(|count| count.is_ok_and(|devices| devices > 0))
 }
 
 /// Loaded kernels of one context.
