@@ -96,10 +96,7 @@ pub fn commit<T: Element>(
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
     expect_len(OP, "x", &[rows, dims.channels], x.len())?;
     let pool = pool_slots(OP, dims, conv_state.len())?;
-    if let Some(slot) = paths.slots().iter().find(|&&slot| slot >= pool as i32) {
-        let expected = format!("below the pool's {pool} slots");
-        return Err(Error::Value { op: OP, arg: "slots", expected, got: slot.to_string() });
-    }
+    paths.check_slots(OP, pool)?;
     if paths.rows().is_empty() {
         return Ok(());
     }

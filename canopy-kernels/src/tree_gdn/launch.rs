@@ -198,10 +198,7 @@ pub fn commit<T: Element>(
     expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
     let pool = state.len() / dims.state_len();
     expect_len(OP, "state", &[pool, dims.state_len()], state.len())?;
-    if let Some(slot) = paths.slots().iter().find(|&&slot| slot >= pool as i32) {
-        let expected = format!("below the pool's {pool} slots");
-        return Err(Error::Value { op: OP, arg: "slots", expected, got: slot.to_string() });
-    }
+    paths.check_slots(OP, pool)?;
     if paths.rows().is_empty() {
         return Ok(());
     }
