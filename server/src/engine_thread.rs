@@ -11,7 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use canopy_e2e::engine::{
-    EmittedToken, Engine, Event, FinishReason, GenerateRequest, RoundReport, StreamId, StreamStats,
+    EmittedToken, Engine, Event, FinishReason, GenerateRequest, PromptToken, RoundReport, StreamId,
+    StreamStats,
 };
 use canopy_e2e::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
@@ -69,6 +70,8 @@ pub struct ModelInfo {
 pub struct Update {
     /// Text that became whole.
     pub text: String,
+    /// The prompt's tokens, when their log-probabilities were asked for.
+    pub prompt: Vec<PromptToken>,
     /// Emitted tokens.
     pub tokens: Vec<EmittedToken>,
     /// The round, when asked for.
@@ -388,6 +391,7 @@ impl Runner {
                     update.text.push_str(&text);
                     update.tokens.extend(tokens);
                 }
+                Event::Prompt(tokens) => update.prompt = tokens,
                 Event::Round(round) => update.round = Some(round),
                 Event::Done { reason, stats } => {
                     self.metrics.stream_done(reason, &stats);

@@ -163,6 +163,7 @@ fn plan(
             speculation: speculation(&shared, limits)?,
             logprobs,
             report_rounds: canopy.rounds,
+            ..GenerateRequest::new(Vec::new(), 1)
         },
     })
 }

@@ -290,6 +290,7 @@ fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
+        FinishReason::TimedOut => "timeout",
     }
 }
 

@@ -112,6 +112,7 @@ impl Metrics {
         match reason {
             FinishReason::Stop => self.ended("stop"),
             FinishReason::Length => self.ended("length"),
+            FinishReason::TimedOut => self.ended("timeout"),
             FinishReason::Cancelled => {}
         }
         self.series.prompt_tokens.increment(stats.prompt_tokens as u64);

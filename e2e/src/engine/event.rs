@@ -35,8 +35,12 @@ pub struct ReportedNode {
     pub token: u32,
     /// Parent node, -1 for the root.
     pub parent: i32,
+    /// Depth below the root.
+    pub depth: u32,
     /// The drafter's probability at this position; 1 for the root.
     pub prob: f32,
+    /// ln of the drafter's probability of the node's whole path; 0 for the root.
+    pub log_prob: f32,
 }
 
 /// One round as the page shows it.
@@ -61,11 +65,26 @@ pub enum FinishReason {
     Length,
     /// Cancelled.
     Cancelled,
+    /// The request's deadline passed.
+    TimedOut,
+}
+
+/// One token of a prompt with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    /// Id.
+    pub id: u32,
+    /// ln p under the target's own distribution at temperature 1; `None` for the first token, which nothing predicts.
+    pub logprob: Option<f32>,
+    /// The most likely tokens there, best first.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// What a step tells about a stream.
 #[derive(Debug)]
 pub enum Event {
+    /// Every token of the prompt, once, before the first `Text`; when its log-probabilities were asked for.
+    Prompt(Vec<PromptToken>),
     /// New tokens and the text they complete (whole characters; may be empty while a stop string may be forming).
     Text {
         /// Text.

@@ -11,6 +11,7 @@ mod event;
 mod plan;
 mod request;
 mod round;
+mod rules;
 mod run;
 mod scheduler;
 mod stats;
@@ -29,12 +30,15 @@ use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 pub use auto::CostCurve;
 use auto::Tuner;
-pub use event::{EmittedToken, Event, FinishReason, ReportedNode, RoundReport, StreamId, TokenOrigin};
+pub use event::{
+    EmittedToken, Event, FinishReason, PromptToken, ReportedNode, RoundReport, StreamId, TokenOrigin,
+};
 use request::Limits;
 pub use request::{GenerateRequest, Mode, Sampling, Speculation};
+pub use rules::{Constraint, Penalties, Reasoning};
 pub use run::Generation;
 use scheduler::Waiting;
-pub use stats::{StageTimes, StreamStats};
+pub use stats::{CacheStats, EngineStats, StageTimes, StreamStats};
 pub use stop::StopMatcher;
 use stream::Stream;
 pub use text::{TextDecoder, TokenText};
@@ -53,11 +57,23 @@ pub struct EngineConfig {
     /// Time a few passes at start, so that `auto` knows this machine's costs from the first round on. Without it
     /// the first rounds teach them.
     pub calibrate: bool,
+    /// Bytes that saved prefixes may take; 0 saves none.
+    pub cache_bytes: usize,
+    /// Prefixes of whole multiples of this many tokens are saved, besides prompt ends; at least 1.
+    pub cache_page: usize,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { prefill_chunk: 128, max_waiting: 64, default_budget: 16, auto_budget: 64, calibrate: true }
+        Self {
+            prefill_chunk: 128,
+            max_waiting: 64,
+            default_budget: 16,
+            auto_budget: 64,
+            calibrate: true,
+            cache_bytes: 0,
+            cache_page: 256,
+        }
     }
 }
 
@@ -93,6 +109,15 @@ pub struct Engine {
     running: Vec<Stream>,
     free: Vec<usize>,
     events: Vec<(StreamId, Event)>,
+    counters: Counters,
+}
+
+/// What [`EngineStats`] counts and nothing else knows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    rounds: u64,
+    failed_rounds: u64,
+    non_finite: u64,
 }
 
 impl Engine {
@@ -133,7 +158,21 @@ impl Engine {
         // The lowest slot is taken first.
         let free = (0..target.slots()).rev().collect();
         let (waiting, running, events) = (VecDeque::new(), Vec::new(), Vec::new());
-        Ok(Self { target, drafter, text, config, limits, tuner, next_id: 0, waiting, running, free, events })
+        let counters = Counters::default();
+        Ok(Self {
+            target,
+            drafter,
+            text,
+            config,
+            limits,
+            tuner,
+            next_id: 0,
+            waiting,
+            running,
+            free,
+            events,
+            counters,
+        })
     }
 
     /// One round over all running streams, prompt chunks of the joining ones in the same pass. Empty when idle.
@@ -144,12 +183,15 @@ impl Engine {
     /// # Errors
     /// None at present: failures are events of the streams that they end.
     pub fn step(&mut self) -> Result<Vec<(StreamId, Event)>> {
+        self.end_late();
         self.admit();
         if self.running.is_empty() {
             self.fail_stranded();
         } else {
             let span = tracing::debug_span!("round", streams = self.running.len()).entered();
+            self.counters.rounds += 1;
             if let Err(error) = self.round() {
+                self.counters.failed_rounds += 1;
                 self.fail_all(&error);
             }
             drop(span);
@@ -160,6 +202,21 @@ impl Engine {
     /// Most tokens of a prompt.
     pub fn max_prompt(&self) -> usize {
         self.limits.context.saturating_sub(1)
+    }
+
+    /// Counters since the engine started.
+    pub fn stats(&self) -> EngineStats {
+        let Counters { rounds, failed_rounds, non_finite } = self.counters;
+        EngineStats {
+            slots: self.target.slots(),
+            free_slots: self.free.len(),
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            rounds,
+            failed_rounds,
+            non_finite,
+            cache: CacheStats::default(),
+        }
     }
 
     /// True when a drafter is loaded.

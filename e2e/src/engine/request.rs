@@ -1,9 +1,11 @@
 //! What is asked of the engine, and every check it must pass before it is queued.
 
 use std::fmt::{self, Display};
+use std::time::Instant;
 
 use canopy_kernels::DraftTree;
 
+use super::rules::{Constraint, Penalties, Reasoning};
 pub use crate::sampling::Sampling;
 use crate::{Error, Result};
 
@@ -73,16 +75,37 @@ pub struct GenerateRequest {
     pub stop: Vec<String>,
     /// Tokens that end the generation besides the model's own.
     pub stop_tokens: Vec<u32>,
+    /// No stop token may be chosen before this many tokens.
+    pub min_tokens: usize,
     /// Go on past the model's own stop tokens.
     pub ignore_eos: bool,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// Penalties on tokens that the text already has.
+    pub penalties: Penalties,
+    /// Added to these tokens' logits, after the penalties. Negative infinity forbids a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// What the text must look like.
+    pub constraint: Constraint,
+    /// Set when the prompt ends inside a thought.
+    pub reasoning: Option<Reasoning>,
     /// How the stream is decoded.
     pub speculation: Speculation,
-    /// Log-probabilities of this many alternatives per emitted token; `None` = no log-probabilities.
+    /// Log-probabilities of this many alternatives per emitted token; `None` = no log-probabilities. They are the
+    /// target's own, before penalties, bias and constraint.
     pub logprobs: Option<usize>,
+    /// The same for the prompt's tokens, told in [`Event::Prompt`](super::Event::Prompt) before the first token. Such a
+    /// prompt is read whole.
+    pub prompt_logprobs: Option<usize>,
     /// Report every round's tree and accepted path.
     pub report_rounds: bool,
+    /// When the stream is ended with [`FinishReason::TimedOut`](super::FinishReason::TimedOut), between two rounds.
+    pub deadline: Option<Instant>,
+    /// Start from the longest saved prefix of the prompt, and save this prompt's.
+    pub reuse_prefix: bool,
+    /// A prefix of the prompt worth saving besides whole pages and the prompt's end: the number of tokens up to
+    /// where the next turn of a conversation will start.
+    pub save_at: Option<usize>,
 }
 
 impl GenerateRequest {
@@ -93,11 +116,20 @@ impl GenerateRequest {
             max_tokens,
             stop: Vec::new(),
             stop_tokens: Vec::new(),
+            min_tokens: 0,
             ignore_eos: false,
             sampling: Sampling::default(),
+            penalties: Penalties::default(),
+            logit_bias: Vec::new(),
+            constraint: Constraint::None,
+            reasoning: None,
             speculation: Speculation::default(),
             logprobs: None,
+            prompt_logprobs: None,
             report_rounds: false,
+            deadline: None,
+            reuse_prefix: true,
+            save_at: None,
         }
     }
 }
@@ -121,6 +153,7 @@ impl Limits {
             return Err(refuse("max_tokens", "at least 1", 0));
         }
         self.check_sampling(&request.sampling)?;
+        self.check_rules(request)?;
         self.check_speculation(&request.speculation)?;
         if request.stop.iter().any(String::is_empty) {
             return Err(refuse("stop", "strings of at least one character", "an empty string"));
@@ -128,9 +161,27 @@ impl Limits {
         if let Some(id) = request.stop_tokens.iter().find(|&&id| id as usize >= self.vocab) {
             return Err(refuse("stop_tokens", format!("ids below {}", self.vocab), id));
         }
-        match request.logprobs {
-            Some(top) if top > self.vocab => Err(refuse("logprobs", format!("at most {}", self.vocab), top)),
-            _ => Ok(()),
+        for (field, top) in [("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)] {
+            if let Some(top) = top.filter(|&top| top > self.vocab) {
+                return Err(refuse(field, format!("at most {}", self.vocab), top));
+            }
+        }
+        Ok(())
+    }
+
+    /// What this engine does not serve is refused, never ignored.
+    fn check_rules(&self, request: &GenerateRequest) -> Result<()> {
+        let unserved = [
+            ("penalties", !request.penalties.is_off()),
+            ("logit_bias", !request.logit_bias.is_empty()),
+            ("min_tokens", request.min_tokens > 0),
+            ("constraint", request.constraint != Constraint::None),
+            ("reasoning", request.reasoning.is_some()),
+            ("prompt_logprobs", request.prompt_logprobs.is_some()),
+        ];
+        match unserved.into_iter().find(|(_, asked)| *asked) {
+            Some((field, _)) => Err(refuse(field, "none (not served yet)", "some")),
+            None => Ok(()),
         }
     }
 

@@ -162,6 +162,7 @@ impl Engine {
         let stream = &mut self.running[work.index];
         if let Some(position) = outcome.failed {
             let error = Error::NonFinite { stream: stream.id.0, position };
+            self.counters.non_finite += 1;
             self.events.push((stream.id, Event::Failed(error)));
             return true;
         }
@@ -201,9 +202,13 @@ impl Engine {
 }
 
 fn reported(tree: &CandidateTree) -> Vec<ReportedNode> {
-    let parents = tree.tree().parents().iter().zip(tree.tokens());
-    parents
-        .enumerate()
-        .map(|(node, (&parent, &token))| ReportedNode { token, parent, prob: tree.prob(node) })
-        .collect()
+    let (shape, tokens) = (tree.tree(), tree.tokens());
+    let node = |node: usize| ReportedNode {
+        token: tokens[node],
+        parent: shape.parents()[node],
+        depth: shape.depths()[node] as u32,
+        prob: tree.prob(node),
+        log_prob: tree.joint_log_probs()[node] as f32,
+    };
+    (0..tokens.len()).map(node).collect()
 }

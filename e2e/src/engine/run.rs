@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{EmittedToken, Engine, Event, FinishReason, GenerateRequest, RoundReport, StreamStats};
+use super::{
+    EmittedToken, Engine, Event, FinishReason, GenerateRequest, PromptToken, RoundReport, StreamStats,
+};
 use crate::{Error, Result};
 
 /// One finished generation.
@@ -10,6 +12,8 @@ use crate::{Error, Result};
 pub struct Generation {
     /// The text, cut before the stop string if one ended it.
     pub text: String,
+    /// Every token of the prompt, when its log-probabilities were asked for.
+    pub prompt: Vec<PromptToken>,
     /// Every emitted token.
     pub tokens: Vec<EmittedToken>,
     /// Every round, when asked for.
@@ -23,6 +27,7 @@ pub struct Generation {
 #[derive(Default)]
 struct Partial {
     text: String,
+    prompt: Vec<PromptToken>,
     tokens: Vec<EmittedToken>,
     rounds: Vec<RoundReport>,
 }
@@ -35,11 +40,12 @@ impl Partial {
                 self.text.push_str(&text);
                 self.tokens.extend(tokens);
             }
+            Event::Prompt(tokens) => self.prompt = tokens,
             Event::Round(report) => self.rounds.push(report),
             Event::Failed(error) => return Some(Err(error)),
             Event::Done { reason, stats } => {
-                let Self { text, tokens, rounds } = std::mem::take(self);
-                return Some(Ok(Generation { text, tokens, rounds, reason, stats }));
+                let Self { text, prompt, tokens, rounds } = std::mem::take(self);
+                return Some(Ok(Generation { text, prompt, tokens, rounds, reason, stats }));
             }
         }
         None

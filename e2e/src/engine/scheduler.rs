@@ -35,6 +35,10 @@ impl Engine {
     /// Ends a stream; its slot is free before the next step, which reports it as cancelled. Unknown ids are ignored:
     /// the stream may have ended by itself.
     pub fn cancel(&mut self, stream: StreamId) {
+        self.end_early(stream, FinishReason::Cancelled);
+    }
+
+    fn end_early(&mut self, stream: StreamId, reason: FinishReason) {
         let stats = if let Some(index) = self.waiting.iter().position(|w| w.id == stream) {
             let waiting = self.waiting.remove(index);
             let total = waiting.map_or(0.0, |w| w.submitted.elapsed().as_secs_f64());
@@ -46,7 +50,18 @@ impl Engine {
         } else {
             return;
         };
-        self.events.push((stream, Event::Done { reason: FinishReason::Cancelled, stats }));
+        self.events.push((stream, Event::Done { reason, stats }));
+    }
+
+    /// Ends the streams whose deadline has passed.
+    pub(super) fn end_late(&mut self) {
+        let waiting = self.waiting.iter().map(|w| (w.id, w.request.deadline));
+        let deadlines = waiting.chain(self.running.iter().map(|s| (s.id, s.deadline)));
+        let now = Instant::now();
+        let late = deadlines.filter(|(_, deadline)| deadline.is_some_and(|at| at <= now));
+        for stream in late.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.end_early(stream, FinishReason::TimedOut);
+        }
     }
 
     /// Changes how a stream is decoded, from its next round on. Its text stays the same.
@@ -101,6 +116,7 @@ impl Engine {
             picker: Picker { sampling: request.sampling, logprobs: request.logprobs },
             speculation: request.speculation,
             report_rounds: request.report_rounds,
+            deadline: request.deadline,
             features: drafts.then(PendingFeatures::default),
             tuning: self.tuner.stream(),
             stats,

@@ -44,6 +44,8 @@ impl AddAssign for StageTimes {
 pub struct StreamStats {
     /// Prompt tokens.
     pub prompt_tokens: usize,
+    /// Prompt tokens that a saved prefix stood in for.
+    pub cached_tokens: usize,
     /// Emitted tokens, the one that ended the generation (stop token, or last of a stop string) included.
     pub completion_tokens: usize,
     /// Decode rounds. The first token comes from the prompt's last chunk, which is none.
@@ -80,4 +82,44 @@ impl StreamStats {
         let seconds = self.total - self.first_token;
         if seconds > 0.0 { self.completion_tokens.saturating_sub(1) as f64 / seconds } else { 0.0 }
     }
+}
+
+/// Counters of saved prefixes since the engine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Saved prefixes held.
+    pub entries: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Bytes that they may take.
+    pub budget: usize,
+    /// Prompts that started from a saved prefix.
+    pub hits: u64,
+    /// Prompts that could have and did not.
+    pub misses: u64,
+    /// Prompt tokens that were not read again.
+    pub reused_tokens: u64,
+    /// Prefixes dropped to make room.
+    pub evictions: u64,
+}
+
+/// An engine's counters since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Slots of the target.
+    pub slots: usize,
+    /// Slots that no stream has.
+    pub free_slots: usize,
+    /// Streams in slots.
+    pub running: usize,
+    /// Streams that wait for one.
+    pub waiting: usize,
+    /// Rounds run.
+    pub rounds: u64,
+    /// Rounds that failed as a whole, panics included.
+    pub failed_rounds: u64,
+    /// Streams that ended because a value was not finite.
+    pub non_finite: u64,
+    /// Saved prefixes.
+    pub cache: CacheStats,
 }

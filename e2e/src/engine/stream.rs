@@ -127,6 +127,7 @@ pub(super) struct Stream {
     pub picker: Picker,
     pub speculation: Speculation,
     pub report_rounds: bool,
+    pub deadline: Option<Instant>,
     pub output: Output,
     /// `None` when the stream never drafts.
     pub features: Option<PendingFeatures>,

@@ -193,3 +193,34 @@ fn the_events_of_other_streams_wait_for_the_next_step() {
     }
     assert_eq!(tokens, solo(&requests[0]));
 }
+
+#[test]
+fn a_stream_past_its_deadline_ends_between_rounds_and_frees_its_slot() {
+    let (mut engine, log) = Toy::new(VOCAB).engine();
+    let now = std::time::Instant::now();
+    let late = GenerateRequest { deadline: Some(now), ..GenerateRequest::new(vec![1, 2], 9) };
+    let hour = now + std::time::Duration::from_secs(3600);
+    let running = engine.submit(GenerateRequest { deadline: Some(hour), ..late.clone() }).unwrap();
+    engine.step().unwrap();
+    let waiting = engine.submit(late.clone()).unwrap();
+    let events = engine.step().unwrap();
+    let timed_out = |(id, event): &(StreamId, Event)| {
+        *id == waiting && matches!(event, Event::Done { reason: FinishReason::TimedOut, .. })
+    };
+    assert_eq!(events.iter().filter(|event| timed_out(event)).count(), 1, "{events:?}");
+    assert!(events.iter().any(|(id, event)| *id == running && matches!(event, Event::Text { .. })));
+    engine.cancel(running);
+    // Late while it runs: its deadline lies between two steps.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_millis(40);
+    let running =
+        engine.submit(GenerateRequest { deadline: Some(deadline), max_tokens: 200, ..late }).unwrap();
+    engine.step().unwrap();
+    assert_eq!(engine.load(), (1, 0));
+    std::thread::sleep(std::time::Duration::from_millis(60));
+    let events = engine.step().unwrap();
+    assert!(
+        matches!(events[..], [(id, Event::Done { reason: FinishReason::TimedOut, .. })] if id == running)
+    );
+    assert!(log.lock().unwrap().committed[0].is_empty());
+    assert_eq!(engine.stats().free_slots, 1);
+}

@@ -97,17 +97,7 @@ fn a_slow_reader_stalls_nobody() {
     let setup = Setup { args: vec!["--slots", "2"], delay: Duration::ZERO, update_buffer: 2 };
     let (state, _) = toy_state(&setup);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let request = canopy_e2e::engine::GenerateRequest {
-        prompt: vec![5],
-        max_tokens: 150,
-        stop: Vec::new(),
-        stop_tokens: Vec::new(),
-        ignore_eos: false,
-        sampling: Default::default(),
-        speculation: Default::default(),
-        logprobs: None,
-        report_rounds: false,
-    };
+    let request = canopy_e2e::engine::GenerateRequest::new(vec![5], 150);
     let slow = state.queue().admit().unwrap();
     let mut unread = runtime.block_on(state.engine().submit(request, slow)).unwrap();
     eventually("the slow reader's place is free", || state.queue().in_flight() == 0);

@@ -90,7 +90,13 @@ impl Toy {
         let tokens: Vec<EmittedToken> = ids.iter().enumerate().map(token).collect();
         let mut events = Vec::new();
         if stream.request.report_rounds {
-            let node = |at: usize, parent| ReportedNode { token: self.text[at], parent, prob: 0.5 };
+            let node = |at: usize, parent| ReportedNode {
+                token: self.text[at],
+                parent,
+                depth: u32::from(parent == 0),
+                prob: 0.5,
+                log_prob: -0.7,
+            };
             let nodes = vec![node(0, -1), node(1, 0), node(2, 0)];
             events.push(Event::Round(RoundReport {
                 start: stream.emitted,

@@ -82,7 +82,7 @@ fn generate(args: &Args) -> Result<()> {
                     write!(out, "{text}")?;
                     out.flush()?;
                 }
-                Event::Round(_) => {}
+                Event::Prompt(_) | Event::Round(_) => {}
                 Event::Failed(error) => return Err(error.into()),
                 Event::Done { stats, .. } => {
                     writeln!(out)?;
@@ -143,6 +143,7 @@ fn print_json(args: &Args, ready: &mut Ready, request: GenerateRequest) -> Resul
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
+        FinishReason::TimedOut => "timeout",
     };
     let mut object = json!({
         "model": ready.name,
