@@ -4,3 +4,5 @@
 mod layering;
 /// Files in, files out: outputs against the oracles, and every refusal.
 mod op;
+/// The vectors that the page's tests compare its trees with.
+mod page_shapes;

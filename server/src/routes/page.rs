@@ -1,31 +1,68 @@
-//! The page at `/`: three embedded files, nothing from elsewhere.
+//! The page: the files of `server/static`, which `web/` builds, embedded in the binary. Nothing from elsewhere.
 
 use axum::Router;
-use axum::http::{HeaderName, header};
-use axum::response::IntoResponse;
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
+use crate::error::ApiError;
 use crate::state::AppState;
 
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The build of `web/`; CI holds it against a fresh one.
+#[derive(rust_embed::Embed)]
+#[folder = "static/"]
+struct Built;
 
 /// The page's routes.
 pub fn routes() -> Router<AppState> {
-    let file = |kind: &'static str, text: &'static str| get(async move || embedded(kind, text));
     Router::new()
-        .route("/", file("text/html; charset=utf-8", include_str!("../../static/index.html")))
-        .route("/page.css", file("text/css; charset=utf-8", include_str!("../../static/page.css")))
-        .route("/page.js", file("text/javascript; charset=utf-8", include_str!("../../static/page.js")))
+        .route("/", get(async |headers: HeaderMap| file("index.html", &headers)))
+        .route("/post.html", get(async |headers: HeaderMap| file("post.html", &headers)))
+        .route("/assets/{*path}", get(in_folder("assets")))
+        .route("/results/{*path}", get(in_folder("results")))
 }
 
-fn embedded(kind: &'static str, text: &'static str) -> impl IntoResponse {
-    let headers: [(HeaderName, &str); 5] = [
-        (header::CONTENT_TYPE, kind),
+fn in_folder(
+    folder: &'static str,
+) -> impl Fn(Path<String>, HeaderMap) -> std::future::Ready<Response> + Clone + Send + 'static {
+    move |Path(path), headers| std::future::ready(file(&format!("{folder}/{path}"), &headers))
+}
+
+/// One embedded file, or 304 for a reader who has it.
+fn file(path: &str, request: &HeaderMap) -> Response {
+    let Some(found) = Built::get(path) else {
+        return ApiError::not_found(&format!("/{path}")).into_response();
+    };
+    let tag: String = found.metadata.sha256_hash()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let tag = format!("\"{tag}\"");
+    // The names under assets/ change with their contents.
+    let cache = if path.starts_with("assets/") { "public, max-age=31536000, immutable" } else { "no-cache" };
+    let headers: [(HeaderName, &str); 6] = [
+        (header::CONTENT_TYPE, content_type(path)),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        (header::CACHE_CONTROL, "no-cache"),
+        (header::CACHE_CONTROL, cache),
+        (header::ETAG, &tag),
     ];
-    (headers, text)
+    let known = request.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
+    if known {
+        return (StatusCode::NOT_MODIFIED, headers).into_response();
+    }
+    (headers, found.data.into_owned()).into_response()
+}
+
+fn content_type(path: &str) -> &'static str {
+    match path.rsplit_once('.').map(|(_, ending)| ending) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("json") => "application/json",
+        Some("svg") => "image/svg+xml",
+        _ => "application/octet-stream",
+    }
 }

@@ -221,19 +221,52 @@ fn health_ready_and_metrics_answer() {
     }
 }
 
+/// The local files that an HTML text names.
+fn links(html: &str) -> Vec<String> {
+    let starts = ["href=\"./", "src=\"./"];
+    let named = starts.iter().flat_map(|start| html.split(start).skip(1));
+    let mut paths: Vec<String> =
+        named.filter_map(|rest| Some(format!("/{}", rest.split_once('"')?.0))).collect();
+    paths.retain(|path| !path.contains('#'));
+    paths
+}
+
 #[test]
 fn the_page_and_its_parts_are_served_under_a_policy() {
     let (state, _) = toy();
-    for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {
+    let page = get(&state, "/");
+    let parts = links(page.text());
+    assert!(
+        parts.iter().any(|path| path.ends_with(".js")) && parts.iter().any(|path| path.ends_with(".css"))
+    );
+    let results = ["kernels", "e2e", "machines", "rounds"].map(|name| format!("/results/{name}.json"));
+    for path in parts.iter().chain(&results).map(String::as_str).chain(["/", "/post.html"]) {
         let answer = get(&state, path);
-        assert_eq!(answer.status, 200);
-        assert!(answer.header("content-type").unwrap().starts_with(kind));
-        assert!(answer.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
-        let outside = |text: &str| {
-            text.contains("https://") || text.replace("http://www.w3.org/", "").contains("http://")
+        assert_eq!(answer.status, 200, "{path}");
+        let kind = match path.rsplit_once('.').map_or("html", |(_, ending)| ending) {
+            "js" => "text/javascript",
+            "css" => "text/css",
+            "json" => "application/json",
+            _ => "text/html",
         };
-        assert!(!outside(answer.text()), "{path} asks another host");
+        assert!(answer.header("content-type").unwrap().starts_with(kind), "{path}");
+        assert!(answer.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
+        let forever = answer.header("cache-control").unwrap().contains("immutable");
+        assert_eq!(forever, path.starts_with("/assets/"), "{path}");
     }
+    assert_eq!(get(&state, "/assets/no-such.js").status, 404);
+    assert_eq!(get(&state, "/results/../index.html").status, 404);
+}
+
+#[test]
+fn a_page_that_the_reader_has_is_not_sent_again() {
+    let (state, _) = toy();
+    let tag = get(&state, "/").header("etag").unwrap().to_owned();
+    let again = |tag: &str| {
+        oneshot(&state, Request::get("/").header("if-none-match", tag).body(Body::empty()).unwrap())
+    };
+    assert_eq!((again(&tag).status, again(&tag).text()), (304, ""));
+    assert_eq!(again("\"other\"").status, 200);
 }
 
 #[test]

@@ -1,0 +1,45 @@
+import { h, svg } from "../dom.ts";
+import { linearTicks, logTicks, scale } from "./scale.ts";
+
+export interface Bar {
+  group: string;
+  name: string;
+  value: number;
+  low?: number;
+  high?: number;
+  text: string;
+  tone: string;
+}
+
+/** Horizontal bars in groups, values at their ends. */
+export function barChart(bars: readonly Bar[], options: { label: string; kind: "linear" | "log"; unit: string; format: (value: number) => string }): HTMLElement {
+  const groups = [...new Set(bars.map(({ group }) => group))];
+  const [width, left, right, row, head] = [640, 148, 96, 24, 26];
+  const values = bars.flatMap(({ value, high }) => [value, high ?? value]);
+  const most = Math.max(...values) * 1.02;
+  const least = options.kind === "log" ? Math.min(...bars.map(({ value }) => value)) / 3 : 0;
+  const x = scale(options.kind, least, most, left, width - right);
+  const ticks = options.kind === "log" ? logTicks(least, most).filter((_, at, all) => all.length <= 7 || at % Math.ceil(all.length / 6) === 0) : linearTicks(most);
+  const height = groups.length * head + bars.length * row + 40;
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart bars", role: "img", "aria-label": options.label });
+  for (const tick of ticks) {
+    drawing.append(svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: height - 34 }), svg("text", { class: "tick", x: x(tick), y: height - 20, "text-anchor": "middle" }, options.format(tick)));
+  }
+  drawing.append(svg("text", { class: "axis", x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, options.unit));
+  let y = 0;
+  for (const group of groups) {
+    drawing.append(svg("text", { class: "group", x: 0, y: y + 18 }, group));
+    y += head;
+    for (const bar of bars.filter((one) => one.group === group)) {
+      const end = x(bar.value);
+      drawing.append(
+        svg("text", { class: "bar-name", x: left - 8, y: y + 15, "text-anchor": "end" }, bar.name),
+        svg("rect", { class: `bar ${bar.tone}`, x: left, y: y + 4, width: Math.max(1, end - left), height: row - 9, rx: 2 }, svg("title", {}, `${group}, ${bar.name}: ${bar.text}`)),
+      );
+      if (bar.low && bar.high) drawing.append(svg("path", { class: "whisker", d: `M${x(bar.low)} ${y + 11.5}H${x(bar.high)}M${x(bar.low)} ${y + 8}v7M${x(bar.high)} ${y + 8}v7` }));
+      drawing.append(svg("text", { class: "bar-value", x: Math.max(end, bar.high ? x(bar.high) : 0) + 6, y: y + 15 }, bar.text));
+      y += row;
+    }
+  }
+  return h("div", { class: "bars-box" }, drawing);
+}

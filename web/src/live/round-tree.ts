@@ -1,0 +1,86 @@
+import { svg } from "../dom.ts";
+import { layoutTree } from "../tree/layout.ts";
+import { makeTree } from "../tree/tree.ts";
+import type { FeedRound } from "./feed.ts";
+
+/** A token's text with its blanks made visible. */
+export function visible(text: string): string {
+  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
+}
+
+export function percent(value: number): string {
+  return value >= 0.01 ? `${(value * 100).toFixed(0)}%` : "<1%";
+}
+
+interface Drawn {
+  text: string;
+  note: string;
+  parent: number;
+  kind: "accepted" | "rejected" | "bonus";
+}
+
+/** The round's nodes with the bonus token hung on the path's end, accepted children first, in depth-first order. */
+export function arrange(round: FeedRound): Drawn[] {
+  const accepted = new Set(round.path);
+  const bonus = round.nodes.length;
+  const all = [...round.nodes.map((node) => ({ text: node.text, parent: node.parent, prob: node.prob as number | null })), { text: round.bonus.text, parent: round.path.at(-1) ?? 0, prob: null }];
+  const children: number[][] = all.map(() => []);
+  all.forEach((node, at) => node.parent >= 0 && children[node.parent]!.push(at));
+  const rank = (at: number) => (accepted.has(at) || at === bonus ? 0 : 1);
+  const order: number[] = [];
+  const stack = [0];
+  while (stack.length > 0) {
+    const at = stack.pop()!;
+    order.push(at);
+    stack.push(...children[at]!.sort((a, b) => rank(a) - rank(b) || a - b).toReversed());
+  }
+  const place = new Map(order.map((old, at) => [old, at]));
+  return order.map((old) => {
+    const { text, parent, prob } = all[old]!;
+    return {
+      text,
+      note: old === bonus ? "bonus" : parent < 0 ? "root" : percent(prob!),
+      parent: parent < 0 ? -1 : place.get(parent)!,
+      kind: old === bonus ? "bonus" : accepted.has(old) ? "accepted" : "rejected",
+    };
+  });
+}
+
+const CELL = { width: 102, height: 46, boxWidth: 80, boxHeight: 25, margin: 6 };
+
+/** Draws a round: depth to the right, the accepted path along the top. */
+export function drawRound(round: FeedRound): SVGSVGElement {
+  const nodes = arrange(round);
+  const { across, along, width: rows, depth } = layoutTree(makeLarge(nodes.map(({ parent }) => parent)), true);
+  const x = (at: number) => CELL.margin + along[at]! * CELL.width;
+  const y = (at: number) => CELL.margin + across[at]! * CELL.height;
+  const width = 2 * CELL.margin + depth * CELL.width + CELL.boxWidth;
+  const height = 2 * CELL.margin + (rows - 1) * CELL.height + 40;
+  const label = `${round.nodes.length} nodes, ${round.path.length} accepted: ${round.path.map((at) => visible(round.nodes[at]!.text)).join(" ")}, bonus ${visible(round.bonus.text)}`;
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  nodes.forEach(({ parent, kind }, at) => {
+    if (parent < 0) return;
+    const [fromX, fromY, toX, toY] = [x(parent) + CELL.boxWidth, y(parent) + CELL.boxHeight / 2, x(at), y(at) + CELL.boxHeight / 2];
+    const middle = (fromX + toX) / 2;
+    picture.append(svg("path", { class: kind, d: `M${fromX} ${fromY}C${middle} ${fromY} ${middle} ${toY} ${toX} ${toY}` }));
+  });
+  nodes.forEach(({ text, note, kind }, at) => {
+    const shown = visible(text);
+    picture.append(svg(
+      "g", { class: kind, transform: `translate(${x(at)} ${y(at)})` },
+      svg("title", {}, `${shown}, ${note}`),
+      svg("rect", { width: CELL.boxWidth, height: CELL.boxHeight, rx: 6 }),
+      svg("text", { x: CELL.boxWidth / 2, y: 17, "text-anchor": "middle" }, shown.length > 9 ? `${shown.slice(0, 8)}…` : shown),
+      svg("text", { class: "prob", x: CELL.boxWidth / 2, y: 37, "text-anchor": "middle" }, note),
+    ));
+  });
+  return picture;
+}
+
+/** A tree of a full round and its bonus token may have one node more than the kernels take. */
+function makeLarge(parents: number[]) {
+  if (parents.length <= 256) return makeTree(parents);
+  const depths: number[] = [];
+  for (const parent of parents) depths.push(parent < 0 ? 0 : depths[parent]! + 1);
+  return { parents, depths };
+}

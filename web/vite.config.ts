@@ -1,0 +1,41 @@
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { marked } from "marked";
+import type { Plugin } from "vite";
+import { defineConfig } from "vitest/config";
+
+const at = (path: string) => fileURLToPath(new URL(path, import.meta.url));
+
+/** Puts the rendered post.md into post.html. */
+function post(): Plugin {
+  return {
+    name: "post",
+    transformIndexHtml: {
+      order: "pre",
+      handler(html) {
+        if (!html.includes("<!--post-->")) return html;
+        return html.replace("<!--post-->", () => marked.parse(readFileSync(at("post.md"), "utf8"), { async: false }));
+      },
+    },
+  };
+}
+
+export default defineConfig({
+  base: "./",
+  plugins: [post()],
+  build: {
+    // The server embeds this folder; the static image copies it.
+    outDir: at("../server/static"),
+    emptyOutDir: true,
+    modulePreload: false,
+    assetsInlineLimit: 0,
+    target: "es2023",
+    rollupOptions: { input: { index: at("index.html"), post: at("post.html") } },
+  },
+  test: {
+    projects: [
+      { test: { name: "unit", include: ["tests/unit/**/*.test.ts"] } },
+      { test: { name: "browser", include: ["tests/browser/**/*.test.ts"], testTimeout: 60_000, hookTimeout: 60_000, fileParallelism: false } },
+    ],
+  },
+});
