@@ -14,7 +14,12 @@ function post(): Plugin {
       order: "pre",
       handler(html) {
         if (!html.includes("<!--post-->")) return html;
-        return html.replace("<!--post-->", () => marked.parse(readFileSync(at("post.md"), "utf8"), { async: false }));
+        // What scrolls on a phone must be reachable by keyboard.
+        const text = marked.parse(readFileSync(at("post.md"), "utf8"), { async: false })
+          .replaceAll("<pre>", '<pre tabindex="0">')
+          .replaceAll("<table>", '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>')
+          .replaceAll("</table>", "</table></div>");
+        return html.replace("<!--post-->", () => text);
       },
     },
   };

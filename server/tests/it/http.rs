@@ -247,6 +247,7 @@ fn the_page_and_its_parts_are_served_under_a_policy() {
             "js" => "text/javascript",
             "css" => "text/css",
             "json" => "application/json",
+            "svg" => "image/svg+xml",
             _ => "text/html",
         };
         assert!(answer.header("content-type").unwrap().starts_with(kind), "{path}");

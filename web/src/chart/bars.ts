@@ -41,5 +41,5 @@ export function barChart(bars: readonly Bar[], options: { label: string; kind: "
       y += row;
     }
   }
-  return h("div", { class: "bars-box" }, drawing);
+  return h("div", { class: "bars-box", tabindex: 0, role: "group", "aria-label": options.label }, drawing);
 }

@@ -22,5 +22,5 @@ export function heatMap(cells: readonly CrossoverCell[], label: string): HTMLEle
       svg("text", { class: "cell", x: x + side / 2, y: y + high / 2, dy: "0.34em", "text-anchor": "middle" }, `${ratio.toFixed(ratio < 10 ? 2 : 1)}×`),
     );
   }
-  return h("div", { class: "scroll" }, drawing);
+  return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, drawing);
 }
