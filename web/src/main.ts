@@ -16,7 +16,7 @@ import { TreeView } from "./views/tree-view.ts";
 const store = new Store();
 const tree = new TreeView(store);
 const mask = new MaskView(store);
-const solve = new SolveView(store);
+const solve = new SolveView(store, () => picker.chain(33));
 const memory = new MemoryView(store);
 const picker = new Picker(store);
 byId("tree-view").append(tree.element);

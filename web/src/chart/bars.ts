@@ -1,5 +1,5 @@
 import { h, svg } from "../dom.ts";
-import { linearTicks, logTicks, scale } from "./scale.ts";
+import { drawingWidth, linearTicks, logTicks, scale } from "./scale.ts";
 
 export interface Bar {
   group: string;
@@ -14,18 +14,19 @@ export interface Bar {
 /** Horizontal bars in groups, values at their ends. */
 export function barChart(bars: readonly Bar[], options: { label: string; kind: "linear" | "log"; unit: string; format: (value: number) => string }): HTMLElement {
   const groups = [...new Set(bars.map(({ group }) => group))];
-  const [width, left, right, row, head] = [640, 148, 96, 24, 26];
+  const width = drawingWidth();
+  const [left, right, row, head] = [width < 480 ? 116 : 148, width < 480 ? 78 : 96, 24, 26];
   const values = bars.flatMap(({ value, high }) => [value, high ?? value]);
   const most = Math.max(...values) * 1.02;
   const least = options.kind === "log" ? Math.min(...bars.map(({ value }) => value)) / 3 : 0;
   const x = scale(options.kind, least, most, left, width - right);
-  const ticks = options.kind === "log" ? logTicks(least, most).filter((_, at, all) => all.length <= 7 || at % Math.ceil(all.length / 6) === 0) : linearTicks(most);
+  const ticks = options.kind === "log" ? logTicks(least, most).filter((_, at, all) => all.length <= width / 90 || at % Math.ceil(all.length / (width / 110)) === 0) : linearTicks(most, width < 480 ? 3 : 5);
   const height = groups.length * head + bars.length * row + 40;
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart bars", role: "img", "aria-label": options.label });
   for (const tick of ticks) {
     drawing.append(svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: height - 34 }), svg("text", { class: "tick", x: x(tick), y: height - 20, "text-anchor": "middle" }, options.format(tick)));
   }
-  drawing.append(svg("text", { class: "axis", x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, options.unit));
+  drawing.append(svg("text", { class: "axis", x: width, y: height - 4, "text-anchor": "end" }, options.unit));
   let y = 0;
   for (const group of groups) {
     drawing.append(svg("text", { class: "group", x: 0, y: y + 18 }, group));

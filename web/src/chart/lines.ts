@@ -1,5 +1,5 @@
 import { h, svg } from "../dom.ts";
-import { logTicks, scale, short } from "./scale.ts";
+import { drawingWidth, logTicks, scale, short } from "./scale.ts";
 
 /** One curve: its points, and how it is told apart besides its colour. */
 export interface Series {
@@ -31,7 +31,8 @@ function toneOf(series: readonly Series[]): string[] {
 /** A chart with both axes logarithmic, and its key. */
 export function lineChart(series: readonly Series[], axes: { x: string; y: string; label: string }): HTMLElement {
   const points = series.flatMap((one) => one.points);
-  const [width, height, left, right, top, bottom] = [640, 380, 58, 16, 18, 44];
+  const width = drawingWidth();
+  const [height, left, right, top, bottom] = [width < 480 ? 280 : 380, 50, 12, 18, 44];
   const range = (values: number[], pad: number): [number, number] => [Math.min(...values) / pad, Math.max(...values) * pad];
   const [lowX, highX] = range(points.map(({ x }) => x), 1.15);
   const [lowY, highY] = range(points.flatMap(({ y, low, high }) => [low ?? y, high ?? y]), 1.35);

@@ -43,3 +43,8 @@ export function bytes(value: number): string {
   }
   return `${Number(value.toPrecision(3)).toLocaleString("en")} ${units[at]}`;
 }
+
+/** A drawing's width in its own units: about the pixels there are, so that its text stays readable on a phone. */
+export function drawingWidth(most = 640): number {
+  return Math.max(300, Math.min(most, window.innerWidth - 64));
+}

@@ -46,21 +46,23 @@ export function arrange(round: FeedRound): Drawn[] {
   });
 }
 
-const CELL = { width: 102, height: 46, boxWidth: 80, boxHeight: 25, margin: 6 };
+const WIDE = { width: 102, height: 46, boxWidth: 80, boxHeight: 25, margin: 6, letters: 9 };
+const NARROW = { ...WIDE, width: 80, boxWidth: 64, letters: 7 };
 
 /** Draws a round: depth to the right, the accepted path along the top. */
 export function drawRound(round: FeedRound): SVGSVGElement {
+  const cell = window.innerWidth < 640 ? NARROW : WIDE;
   const nodes = arrange(round);
   const { across, along, width: rows, depth } = layoutTree(makeLarge(nodes.map(({ parent }) => parent)), true);
-  const x = (at: number) => CELL.margin + along[at]! * CELL.width;
-  const y = (at: number) => CELL.margin + across[at]! * CELL.height;
-  const width = 2 * CELL.margin + depth * CELL.width + CELL.boxWidth;
-  const height = 2 * CELL.margin + (rows - 1) * CELL.height + 40;
+  const x = (at: number) => cell.margin + along[at]! * cell.width;
+  const y = (at: number) => cell.margin + across[at]! * cell.height;
+  const width = 2 * cell.margin + depth * cell.width + cell.boxWidth;
+  const height = 2 * cell.margin + (rows - 1) * cell.height + 40;
   const label = `${round.nodes.length} nodes, ${round.path.length} accepted: ${round.path.map((at) => visible(round.nodes[at]!.text)).join(" ")}, bonus ${visible(round.bonus.text)}`;
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   nodes.forEach(({ parent, kind }, at) => {
     if (parent < 0) return;
-    const [fromX, fromY, toX, toY] = [x(parent) + CELL.boxWidth, y(parent) + CELL.boxHeight / 2, x(at), y(at) + CELL.boxHeight / 2];
+    const [fromX, fromY, toX, toY] = [x(parent) + cell.boxWidth, y(parent) + cell.boxHeight / 2, x(at), y(at) + cell.boxHeight / 2];
     const middle = (fromX + toX) / 2;
     picture.append(svg("path", { class: kind, d: `M${fromX} ${fromY}C${middle} ${fromY} ${middle} ${toY} ${toX} ${toY}` }));
   });
@@ -69,9 +71,9 @@ export function drawRound(round: FeedRound): SVGSVGElement {
     picture.append(svg(
       "g", { class: kind, transform: `translate(${x(at)} ${y(at)})` },
       svg("title", {}, `${shown}, ${note}`),
-      svg("rect", { width: CELL.boxWidth, height: CELL.boxHeight, rx: 6 }),
-      svg("text", { x: CELL.boxWidth / 2, y: 17, "text-anchor": "middle" }, shown.length > 9 ? `${shown.slice(0, 8)}…` : shown),
-      svg("text", { class: "prob", x: CELL.boxWidth / 2, y: 37, "text-anchor": "middle" }, note),
+      svg("rect", { width: cell.boxWidth, height: cell.boxHeight, rx: 6 }),
+      svg("text", { x: cell.boxWidth / 2, y: 17, "text-anchor": "middle" }, shown.length > cell.letters ? `${shown.slice(0, cell.letters - 1)}…` : shown),
+      svg("text", { class: "prob", x: cell.boxWidth / 2, y: 37, "text-anchor": "middle" }, note),
     ));
   });
   return picture;

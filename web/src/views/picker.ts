@@ -82,6 +82,14 @@ export class Picker {
     pick();
   }
 
+  /** Picks a chain. */
+  chain(nodes: number): void {
+    this.choose("chain");
+    const input = byId<HTMLInputElement>("chain-nodes");
+    input.value = String(nodes);
+    input.dispatchEvent(new Event("input"));
+  }
+
   /** Takes a tree from elsewhere on the page. */
   show(picked: Picked): void {
     this.#families.value = "recorded";

@@ -29,7 +29,8 @@ export class SolveView {
   #systems = new Map<KeyKind, System>();
   #traces = new Map<KeyKind, number[]>();
 
-  constructor(private readonly store: Store) {
+  /** `deepen` picks a chain deep enough to show what the series lose. */
+  constructor(private readonly store: Store, deepen: () => void) {
     const pick = segments({ legend: "Solve", name: "solve", value: this.#chosen.id, choices: METHODS.map(({ id, name }) => [id, name] as const) }, (id) => {
       this.#chosen = METHODS.find((one) => one.id === id)!;
       this.#restart();
@@ -39,6 +40,8 @@ export class SolveView {
       this.#seed += 1;
       this.#prepare();
     });
+    const deeper = h("button", { type: "button", id: "solve-deepen", class: "link" }, "Pick a chain of 33 nodes");
+    deeper.addEventListener("click", deepen);
     this.#play.addEventListener("click", () => (this.#timer ? this.#pause() : this.#start()));
     this.#back.addEventListener("click", () => this.#go(this.#done - 1));
     this.#next.addEventListener("click", () => this.#go(this.#done + 1));
@@ -49,7 +52,7 @@ export class SolveView {
     this.element = h(
       "div", {}, pick, transport, this.#said,
       h("div", { class: "solve-panels" }, this.#grid, this.#mini, h("div", {}, this.#errors, redraw, fold)),
-      this.#compare,
+      this.#compare, h("p", { class: "quiet" }, "Shallow trees hide what the series lose. ", deeper),
     );
     store.onTree(() => this.#prepare());
   }
@@ -144,7 +147,7 @@ export class SolveView {
       const steps = stepsOf(tree, method);
       const work = steps.reduce((sum, step) => sum + (step.kind === "square" ? 0 : step.work), 0);
       const squares = steps.reduce((sum, step) => sum + (step.kind === "square" ? step.work : 0), 0);
-      return [name, steps.length, work, squares, ...KINDS.map(([kind]) => showError(finalError(this.#systems.get(kind)!, steps)))];
+      return [name, steps.length, work.toLocaleString("en"), squares.toLocaleString("en"), ...KINDS.map(([kind]) => showError(finalError(this.#systems.get(kind)!, steps)))];
     });
     const head = ["Solve", "Sequential steps", "Multiply-adds a column", "Multiply-adds for squares", "Error, random keys", "Error, nearly equal keys"];
     return table("Every solve on this tree, in float32, against the serial recurrence in float64", head, rows);
@@ -201,15 +204,17 @@ function tileLines(nodes: number, tile: number): string {
   return path;
 }
 
-/** Two lines, error on a log scale from 1e-9 to 1e+9, and where the player stands. */
+/** Two lines, error on a log scale from 1e-9 up, and where the player stands. */
 function errorChart(traces: readonly number[][], done: number): SVGSVGElement {
   const [width, height, left, right, top, bottom] = [360, 220, 46, 12, 26, 34];
   const steps = Math.max(1, traces[0]!.length - 1);
   const x = (step: number) => left + (step / steps) * (width - left - right);
-  const level = (error: number) => Math.min(9, Math.max(-9, error > 0 ? Math.log10(error) : -9));
-  const y = (error: number) => top + ((9 - level(error)) / 18) * (height - top - bottom);
+  const most = Math.max(1e-20, ...traces.flat().filter(Number.isFinite));
+  const high = Math.max(3, 3 * Math.ceil(Math.log10(most) / 3));
+  const level = (error: number) => Math.min(high, Math.max(-9, error > 0 ? Math.log10(error) : -9));
+  const y = (error: number) => top + ((high - level(error)) / (high + 9)) * (height - top - bottom);
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `Error of U after every step on a log scale: ends at ${KINDS.map(([, name], at) => `${showError(traces[at]!.at(-1)!)} on ${name}`).join(" and ")}` });
-  for (let power = -9; power <= 9; power += 3) {
+  for (let power = -9; power <= high; power += high > 9 ? 6 : 3) {
     const at = y(10 ** power);
     drawing.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }), svg("text", { class: "tick", x: left - 6, y: at, dy: "0.32em", "text-anchor": "end" }, power === 0 ? "1" : `1e${power}`.replace("-", "−")));
   }
