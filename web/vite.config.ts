@@ -27,6 +27,7 @@ function post(): Plugin {
 
 export default defineConfig({
   base: "./",
+  server: { proxy: { "/v1": "http://127.0.0.1:8080" } },
   plugins: [post()],
   build: {
     // The server embeds this folder; the static image copies it.
