@@ -16,7 +16,7 @@ let url: string;
 
 beforeAll(async () => {
   if (!existsSync(binary)) throw new Error(`no server at ${binary}: cargo build --release, or set CANOPY_SERVER`);
-  server = spawn(binary, ["--port", "0"], { stdio: ["ignore", "pipe", "inherit"] });
+  server = spawn(binary, ["--port", "0", "--log", "warn"], { stdio: ["ignore", "pipe", "inherit"] });
   const line = new Promise<string>((resolve, reject) => {
     server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
     server.stdout!.on("data", (data: Buffer) => /http:\S+/.test(data.toString()) && resolve(/http:\S+/.exec(data.toString())![0]));
