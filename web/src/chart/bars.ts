@@ -21,12 +21,11 @@ export function barChart(bars: readonly Bar[], options: { label: string; kind: "
   const least = options.kind === "log" ? Math.min(...bars.map(({ value }) => value)) / 3 : 0;
   const x = scale(options.kind, least, most, left, width - right);
   const ticks = options.kind === "log" ? logTicks(least, most).filter((_, at, all) => all.length <= width / 90 || at % Math.ceil(all.length / (width / 110)) === 0) : linearTicks(most, width < 480 ? 3 : 5);
-  const height = groups.length * head + bars.length * row + 40;
+  const height = groups.length * head + bars.length * row + 26;
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart bars", role: "img", "aria-label": options.label });
   for (const tick of ticks) {
-    drawing.append(svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: height - 34 }), svg("text", { class: "tick", x: x(tick), y: height - 20, "text-anchor": "middle" }, options.format(tick)));
+    drawing.append(svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: height - 20 }), svg("text", { class: "tick", x: x(tick), y: height - 6, "text-anchor": "middle" }, options.format(tick)));
   }
-  drawing.append(svg("text", { class: "axis", x: width, y: height - 4, "text-anchor": "end" }, options.unit));
   let y = 0;
   for (const group of groups) {
     drawing.append(svg("text", { class: "group", x: 0, y: y + 18 }, group));
@@ -42,5 +41,5 @@ export function barChart(bars: readonly Bar[], options: { label: string; kind: "
       y += row;
     }
   }
-  return h("div", { class: "bars-box", tabindex: 0, role: "group", "aria-label": options.label }, drawing);
+  return h("div", { class: "bars-box", tabindex: 0, role: "group", "aria-label": options.label }, drawing, h("p", { class: "unit" }, options.unit));
 }

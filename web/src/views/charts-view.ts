@@ -16,57 +16,82 @@ function provenance(row: { who: keyof typeof WHO; source?: string; note?: string
   return [WHO[row.who], row.source, row.l2 && `L2 ${row.l2}`, row.note, row.line].filter(Boolean).join("; ");
 }
 
-/** Latency of one layer's verification against the number of nodes, for one batch size and one family of shapes. */
+/** What a kernel's latency is drawn against, and how its rows are told apart besides the variant. */
+const along = (row: KernelRow) => (/attention/.test(row.case) ? row.context : row.nodes);
+const group = (row: KernelRow) => (/attention/.test(row.case) ? `${row.heads ?? "?"} heads × ${row.head_dim ?? "?"}, ${row.nodes ?? "?"} nodes` : row.shape);
+const KERNELS: Record<string, string> = {
+  "tree_gdn.verify": "GDN verify", "tree_gdn_serial.verify": "GDN verify", "tree_gdn.commit": "GDN commit", "tree_attention.verify": "tree attention",
+};
+const kernelName = (row: KernelRow) => KERNELS[row.case] ?? row.case;
+
+/** Latency of one layer's kernels: against nodes, or for attention against the context; one batch size and one shape at a time. */
 export class LatencyView {
   readonly #rows: KernelRow[];
-  #batch: number;
-  #shape: string;
+  #kernel = "";
+  #batch = 1;
+  #shape = "";
 
   constructor(rows: readonly KernelRow[]) {
-    this.#rows = rows.filter((row) => row.case === "tree_gdn.verify" || row.case === "tree_gdn_serial.verify");
-    const batches = distinct(this.#rows.flatMap(({ batch }) => (batch === undefined ? [] : [batch]))).sort((a, b) => a - b);
-    this.#batch = batches[0] ?? 1;
-    const shapes = distinct(this.#rows.filter(({ nodes }) => nodes !== undefined).map(({ shape }) => shape));
-    this.#shape = shapes.includes("bole") ? "bole" : (shapes[0] ?? "");
-    const controls = h("div", { class: "controls" });
-    if (batches.length > 1) controls.append(segments({ legend: "Batch", name: "latency-batch", value: String(this.#batch), choices: batches.map((one) => [String(one), String(one)] as const) }, (value) => this.#draw(Number(value), this.#shape)));
-    if (shapes.length > 1) {
-      const select = h("select", { id: "latency-shape" }, ...shapes.map((one) => h("option", { value: one, selected: one === this.#shape }, one)));
-      select.addEventListener("change", () => this.#draw(this.#batch, select.value));
-      controls.append(h("label", { class: "number" }, "Tree", select));
-    }
-    byId("latency-controls").replaceChildren(controls);
-    this.#draw(this.#batch, this.#shape);
+    this.#rows = rows.filter((row) => along(row) !== undefined);
+    const names = distinct(this.#rows.map(kernelName));
+    this.#choose(names.includes("GDN verify") ? "GDN verify" : (names[0] ?? ""));
   }
 
-  #draw(batch: number, shape: string): void {
-    this.#batch = batch;
-    this.#shape = shape;
-    const rows = this.#rows.filter((row) => row.nodes !== undefined && row.batch === batch && row.shape === shape);
-    const ours = rows.some(({ who }) => who === "canopy") ? [] : [h("p", { class: "no-data" }, "No row of canopy’s own kernels for this choice yet: the curves are other implementations’.")];
-    const label = `Latency of one layer’s verification against nodes, batch ${batch}, ${shape} trees`;
-    const chart = rows.length > 0 ? lineChart(series(rows), { x: "nodes of the tree", y: "µs per layer", label }) : nothing("tree_gdn.verify");
-    const fold = tableFold("Table: latency", () => latencyTable(label, rows));
-    byId("latency-chart").replaceChildren(...ours, chart, fold);
+  #choose(kernel: string): void {
+    this.#kernel = kernel;
+    const own = this.#rows.filter((row) => kernelName(row) === kernel);
+    const batches = distinct(own.map((row) => row.batch ?? 1)).sort((a, b) => a - b);
+    const shapes = distinct(own.map(group));
+    this.#batch = batches[0] ?? 1;
+    this.#shape = shapes.includes("bole") ? "bole" : (shapes[0] ?? "");
+    const draw = () => this.#draw();
+    const controls = h("div", { class: "controls" }, select("latency-kernel", "Kernel", distinct(this.#rows.map(kernelName)), kernel, (value) => this.#choose(value)));
+    if (shapes.length > 0) controls.append(select("latency-shape", "Tree", shapes, this.#shape, (value) => ((this.#shape = value), draw())));
+    if (batches.length > 1) {
+      const choices = batches.map((one) => [String(one), String(one)] as const);
+      controls.append(segments({ legend: "Batch", name: "latency-batch", value: String(this.#batch), choices }, (value) => ((this.#batch = Number(value)), draw())));
+    }
+    byId("latency-controls").replaceChildren(controls);
+    draw();
   }
+
+  #draw(): void {
+    const rows = this.#rows.filter((row) => kernelName(row) === this.#kernel && (row.batch ?? 1) === this.#batch && group(row) === this.#shape);
+    const ours = rows.some(({ who }) => who === "canopy") ? [] : [h("p", { class: "no-data" }, "No row of canopy’s own kernels for this choice yet: what is drawn is other implementations’.")];
+    const against = /attention/.test(rows[0]?.case ?? "") ? "tokens of context" : "nodes of the tree";
+    const label = `Latency of ${this.#kernel} against ${against}, batch ${this.#batch}, ${this.#shape}`;
+    const chart = rows.length > 0 ? lineChart(series(rows), { x: against, y: "µs per layer", label }) : nothing("this kernel, tree and batch");
+    const fold = tableFold("Table: latency", () => latencyTable(label, against, rows));
+    byId("latency-chart").replaceChildren(...(rows.length > 0 ? ours : []), chart, fold);
+  }
+}
+
+function select(id: string, label: string, values: readonly string[], value: string, chosen: (value: string) => void): HTMLLabelElement {
+  const element = h("select", { id }, ...values.map((one) => h("option", { value: one, selected: one === value }, one)));
+  element.addEventListener("change", () => chosen(element.value));
+  return h("label", { class: "number" }, label, element);
 }
 
 function series(rows: readonly KernelRow[]): Series[] {
   const rank = { canopy: 0, peer: 1, paper: 2 };
-  const names = distinct([...rows].sort((a, b) => rank[a.who] - rank[b.who]).map((row) => `${row.variant}${row.l2 && row.who === "canopy" ? ` (L2 ${row.l2})` : ""} · ${row.device}`));
+  const nameOf = (row: KernelRow) => {
+    const marks = row.who === "canopy" ? [row.dtype, row.l2 && `L2 ${row.l2}`].filter(Boolean).join(", ") : "";
+    return `${row.variant}${marks ? ` (${marks})` : ""} · ${row.device}`;
+  };
+  const names = distinct([...rows].sort((a, b) => rank[a.who] - rank[b.who]).map(nameOf));
   return names.map((name) => {
-    const own = rows.filter((row) => `${row.variant}${row.l2 && row.who === "canopy" ? ` (L2 ${row.l2})` : ""} · ${row.device}` === name);
+    const own = rows.filter((row) => nameOf(row) === name);
     const points = own.map((row) => ({
-      x: row.nodes!, y: row.us, ...(row.p10 ? { low: row.p10 } : {}), ...(row.p90 ? { high: row.p90 } : {}),
-      title: `${name}: ${row.nodes} nodes, ${short(row.us)} µs (${provenance(row)})`,
+      x: along(row)!, y: row.us, ...(row.p10 ? { low: row.p10 } : {}), ...(row.p90 ? { high: row.p90 } : {}),
+      title: `${name}: ${along(row)}, ${short(row.us)} µs (${provenance(row)})`,
     }));
     return { name, who: own[0]!.who, points };
   });
 }
 
-function latencyTable(caption: string, rows: readonly KernelRow[]): HTMLTableElement {
-  const sorted = [...rows].sort((a, b) => a.variant.localeCompare(b.variant) || (a.nodes ?? 0) - (b.nodes ?? 0));
-  return table(caption, ["Variant", "Hardware", "Nodes", "µs", "From"], sorted.map((row) => [row.variant, row.device, row.nodes ?? "not stated", short(row.us), provenance(row)]));
+function latencyTable(caption: string, against: string, rows: readonly KernelRow[]): HTMLTableElement {
+  const sorted = [...rows].sort((a, b) => a.variant.localeCompare(b.variant) || along(a)! - along(b)!);
+  return table(caption, ["Variant", "Hardware", against, "µs", "From"], sorted.map((row) => [row.variant, row.device, along(row)!, short(row.us), provenance(row)]));
 }
 
 /** Figures of other people, with their hardware. */
@@ -146,7 +171,7 @@ export function drawRates(rows: readonly E2eRow[]): void {
 }
 
 function shortMode(row: E2eRow): string {
-  const name = row.mode.replace(/^transformers [\d.]+, /, "transformers ");
+  const name = row.mode.replace(/^transformers [\d.]+, /, "transformers ").replace("bfloat16", "bf16").replace("float32", "f32");
   return row.budget ? `${name} ${row.budget}` : name;
 }
 

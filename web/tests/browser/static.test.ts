@@ -144,14 +144,20 @@ describe.each(WIDTHS)("static page, $name", (size) => {
       await box.locator("summary").first().click();
       await box.locator("table tbody tr").first().waitFor();
     }
-    for (const batch of await page.locator("input[name=latency-batch]").all()) {
-      await batch.check({ force: true });
-      expect(await page.locator("#latency-chart svg.chart path.mark").count()).toBeGreaterThan(0);
+    const options = (id: string) => page.locator(`${id} option`).evaluateAll((all) => all.map((one) => (one as HTMLOptionElement).value));
+    for (const kernel of await options("#latency-kernel")) {
+      await page.selectOption("#latency-kernel", kernel);
+      for (const shape of await options("#latency-shape")) {
+        await page.selectOption("#latency-shape", shape);
+        for (const batch of await page.locator("input[name=latency-batch]").all()) {
+          await batch.check({ force: true });
+          expect(await page.locator("#latency-chart svg.chart path.mark, #latency-chart .no-data").count()).toBeGreaterThan(0);
+        }
+      }
     }
-    for (const shape of await page.locator("#latency-shape option").all()) {
-      await page.selectOption("#latency-shape", (await shape.getAttribute("value"))!);
-      expect(await page.locator("#latency-chart svg.chart").count()).toBe(1);
-    }
+    await page.selectOption("#latency-kernel", "GDN verify");
+    await page.selectOption("#latency-shape", "bole");
+    expect(await page.locator("#latency-chart svg.chart path.line").count()).toBeGreaterThan(1);
   });
 
   test("the memory bars follow the picked tree", async () => {
