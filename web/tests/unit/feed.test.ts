@@ -27,6 +27,17 @@ test("tells rounds, the end and errors apart", () => {
   expect(readEvent('{"choices":[]}').kind).toBe("other");
 });
 
+test("reads the round event as server/README.md documents it", async () => {
+  const data = '{"id":"cmpl-1","object":"text_completion","choices":[],"canopy":{"index":0,"tokens":[{"id":301,"text":" return","origin":"drafted"},{"id":64,"text":" a","origin":"bonus"}],"round":{"start":17,"nodes":[{"token":12,"text":":","parent":-1,"depth":0,"prob":1.0,"log_prob":0.0},{"token":301,"text":" return","parent":0,"depth":1,"prob":0.81,"log_prob":-0.21}],"path":[0,1],"bonus":{"token":64,"text":" a"}}}}';
+  const stream = new Blob([`event: canopy\ndata: ${data}\n\ndata: {"choices":[{"text":" return a"}]}\n\n`]).stream() as ReadableStream<Uint8Array>;
+  const events = [];
+  for await (const one of serverEvents(stream)) events.push(readEvent(one));
+  expect(events.map(({ kind }) => kind)).toEqual(["round", "other"]);
+  const [first] = events;
+  expect(first?.kind === "round" && first.round?.path).toEqual([0, 1]);
+  expect(first?.kind === "round" && arrange(first.round!).map(({ note }) => note)).toEqual(["root", "81%", "bonus"]);
+});
+
 test("a round is drawn accepted path first, the bonus token at its end", () => {
   const nodes = [[-1, 1], [0, 0.3], [0, 0.6], [2, 0.5]].map(([parent, prob], at) => ({ token: at, text: `t${at}`, parent: parent!, prob: prob! }));
   const drawn = arrange({ start: 0, nodes, path: [0, 2], bonus: { text: "b" } });
