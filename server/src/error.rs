@@ -6,7 +6,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+
+use crate::types::answer::{ErrorBody, ErrorDetail};
 
 /// An answer that is not 2xx. `error_type` strings are part of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +164,15 @@ impl ApiError {
         }
     }
 
+    /// 504: the generation took longer than a request may.
+    pub fn timed_out() -> Self {
+        let message = "the generation took longer than this server gives a request (--request-timeout)";
+        Self {
+            code: Some("generation_timeout"),
+            ..Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message)
+        }
+    }
+
     /// 500; the cause goes to the log only.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         let message = "internal error; the log has the cause under this answer's x-request-id";
@@ -174,13 +184,15 @@ impl ApiError {
     }
 
     /// The body: `{"error": {"message", "type", "param", "code"}}`.
-    pub fn body(&self) -> Value {
-        json!({"error": {
-            "message": self.message,
-            "type": self.error_type,
-            "param": self.param,
-            "code": self.code,
-        }})
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.message.clone(),
+                kind: self.error_type,
+                param: self.param.as_deref().map(str::to_owned),
+                code: self.code,
+            },
+        }
     }
 
     /// The same error under the name that the caller's wire format has for the field.
@@ -225,6 +237,8 @@ impl IntoResponse for ApiError {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -236,14 +250,14 @@ mod tests {
             "param": "top_p",
             "code": "invalid_value",
         }});
-        assert_eq!(body, expected);
+        assert_eq!(serde_json::to_value(body).unwrap(), expected);
     }
 
     #[test]
     fn an_internal_error_keeps_its_cause_out_of_the_body() {
         let response = ApiError::internal("secret path").into_response();
         assert_eq!(response.extensions().get::<Cause>().unwrap().0, "secret path");
-        assert!(!ApiError::internal("secret path").body().to_string().contains("secret"));
+        assert!(!format!("{:?}", ApiError::internal("secret path").body()).contains("secret"));
     }
 
     #[test]

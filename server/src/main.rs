@@ -1,21 +1,47 @@
 //! `canopy-server`: parse, load, serve, drain.
 
+use std::io::Write as _;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use canopy_server::config::{Args, Config};
-use canopy_server::engine_thread::{self, ThreadOptions};
-use canopy_server::pair;
-use canopy_server::shutdown;
+use canopy_server::config::{self, Config, ParseError};
+use canopy_server::engine_thread::{self, StartError, ThreadOptions};
 use canopy_server::state::AppState;
 use canopy_server::telemetry::{self, Metrics};
-use clap::Parser as _;
+use canopy_server::{pair, serve, shutdown};
 
-fn main() -> anyhow::Result<()> {
-    let config = Config::try_from(Args::parse())?;
+/// Exit code after a second signal, as shells have it for Ctrl-C.
+const INTERRUPTED: i32 = 130;
+
+fn main() -> ExitCode {
+    let args = match config::parse(std::env::args_os()) {
+        Ok(args) => args,
+        Err(ParseError::Usage(usage)) => usage.exit(),
+        Err(error) => return failed(&error.into()),
+    };
+    match start(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+/// One line, whatever the error was made of.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    let line = format!("{error:#}").replace('\n', " ");
+    // Nobody is left to tell when stderr cannot be written.
+    let _ = writeln!(std::io::stderr(), "canopy-server: {line}");
+    ExitCode::FAILURE
+}
+
+fn start(args: config::Args) -> anyhow::Result<()> {
+    let config = Config::try_from(args)?;
     telemetry::start_logging(&config.log, config.log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run(config))
+    let served = runtime.block_on(run(config));
+    // The engine's thread may be within a step; nothing waits for it.
+    runtime.shutdown_background();
+    served
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
@@ -29,13 +55,23 @@ async fn run(config: Config) -> anyhow::Result<()> {
         update_buffer: config.update_buffer,
         command_buffer: config.slots + config.max_waiting + 1,
     };
+    tracing::info!(config = ?config.typed, "starting");
     let loaded = config.clone();
     let (engine, when_loaded) =
         engine_thread::spawn(move || pair::load(&loaded), options, Arc::clone(&metrics))?;
     let state = AppState::new(config, engine, metrics);
-    let server = tokio::spawn(shutdown::serve(listener, state.clone(), shutdown::signal()));
-    when_loaded.await.unwrap_or(Err(engine_thread::StartError::Ended)).context("cannot load the model")?;
+    let stop = async {
+        shutdown::signal().await;
+        tokio::spawn(async {
+            shutdown::signal().await;
+            tracing::warn!("a second signal: exit at once");
+            std::process::exit(INTERRUPTED);
+        });
+    };
+    let server = tokio::spawn(serve::serve(listener, state.clone(), stop));
+    when_loaded.await.unwrap_or(Err(StartError::Ended)).context("cannot load the model")?;
     let name = &state.engine().model().map_err(|error| anyhow::anyhow!(error.message))?.name;
-    println!("canopy serves {name} on {url}");
+    // Whoever started the server may have closed its stdout.
+    let _ = writeln!(std::io::stdout(), "canopy serves {name} on {url}");
     Ok(server.await??)
 }

@@ -45,16 +45,26 @@ impl Queue {
     /// A place, or 429 with the time after which one is likely free.
     pub fn admit(&self) -> Result<Permit, ApiError> {
         match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => Ok(Permit {
-                _permit: permit,
-                since: Instant::now(),
-                mean_seconds: Arc::clone(&self.mean_seconds),
-            }),
+            Ok(permit) => Ok(self.permit(permit)),
             Err(_) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 Err(ApiError::overloaded(self.in_flight(), self.retry_after()))
             }
         }
+    }
+
+    /// `places` places or none.
+    pub fn admit_all(&self, places: usize) -> Result<Vec<Permit>, ApiError> {
+        (0..places).map(|_| self.admit()).collect()
+    }
+
+    /// Streams that fit, running and waiting.
+    pub fn capacity(&self) -> usize {
+        self.capacity as usize
+    }
+
+    fn permit(&self, permit: OwnedSemaphorePermit) -> Permit {
+        Permit { _permit: permit, since: Instant::now(), mean_seconds: Arc::clone(&self.mean_seconds) }
     }
 
     /// Streams that run or wait.

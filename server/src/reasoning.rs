@@ -1,6 +1,7 @@
 //! Parts an answer whose prompt opened `<think>` into reasoning and content.
 
-const END: &str = "</think>";
+/// What ends a thought.
+pub const END: &str = "</think>";
 
 /// A piece of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -47,34 +47,3 @@ pub async fn drained(state: AppState, stop: impl Future<Output = ()>) {
         let _ = tokio::time::timeout(LAST_BYTES, state.queue().idle()).await;
     }
 }
-
-/// Serves until `stop` and the drain after it. Connections that do not close by themselves are dropped.
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    state: AppState,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    use axum::serve::ListenerExt as _;
-    let listener = listener.tap_io(|socket| {
-        // A socket that refuses the option still works, only slower.
-        let _ = socket.set_nodelay(true);
-    });
-    let (is_drained, when_drained) = tokio::sync::oneshot::channel();
-    let graceful = {
-        let state = state.clone();
-        async move {
-            drained(state, stop).await;
-            let _ = is_drained.send(());
-        }
-    };
-    let server = axum::serve(listener, crate::app::app(state)).with_graceful_shutdown(graceful).into_future();
-    tokio::select! {
-        outcome = server => outcome,
-        () = async {
-            match when_drained.await {
-                Ok(()) => tokio::time::sleep(LAST_BYTES).await,
-                Err(_) => std::future::pending().await,
-            }
-        } => Ok(()),
-    }
-}

@@ -5,17 +5,25 @@ use axum::response::Response;
 
 use crate::error::ApiError;
 use crate::extract::Json;
-use crate::openai;
+use crate::plan;
 use crate::reply::Shape;
 use crate::routes::generate::{Job, generate, limits};
+use crate::routes::openapi::Errors;
 use crate::state::AppState;
 use crate::types::CompletionRequest;
+use crate::types::answer::Completion;
 
 /// Continues a prompt.
+#[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionRequest,
+    responses(
+        (status = 200, description = "The text; with `stream`, server-sent events",
+         content((Completion = "application/json"), (String = "text/event-stream"))),
+        Errors,
+    ))]
 pub async fn completions(
     State(state): State<AppState>,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let (prompt, plan) = openai::completion(body, &limits(&state)?)?;
+    let (prompt, plan) = plan::completion(body, &limits(&state)?)?;
     generate(state, Job { shape: Shape::Completion, prompt, field: "prompt", thinking: false, plan }).await
 }

@@ -1,24 +1,22 @@
 //! What both endpoints do with a checked request: hand it to the engine and answer, whole or streamed.
 
 use std::convert::Infallible;
-use std::time::Duration;
+use std::pin::Pin;
+use std::time::Instant;
 
-use axum::Json;
+use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
-use futures_util::stream::{self, StreamExt as _};
-use serde_json::Value;
-use tokio::sync::mpsc::Receiver;
+use futures_util::stream::{self, Stream, StreamExt as _};
+use tokio_stream::wrappers::ReceiverStream;
 
 use crate::engine_thread::{End, Update};
 use crate::error::ApiError;
-use crate::openai::{Limits, Plan, Prompt, with_prompt};
-use crate::reply::{Reply, Shape};
+use crate::plan::{Limits, Plan, Prompt, with_prompt};
+use crate::reply::{Piece, Reply, ReplyStart, Shape};
 use crate::routes::{unique, unix_now};
 use crate::state::AppState;
 
-/// Comments that keep an idle connection open come this often.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Longer prompts are encoded off the async threads.
 const LONG_PROMPT: usize = 16 * 1024;
 
@@ -37,6 +35,9 @@ pub struct Job {
     pub plan: Plan,
 }
 
+/// The updates of a request's streams, each with its choice; none when a stream ended without an end.
+type Updates = Pin<Box<dyn Stream<Item = (usize, Option<Update>)> + Send>>;
+
 /// The served model's limits, or 503 while there is no model.
 pub fn limits(state: &AppState) -> Result<Limits<'_>, ApiError> {
     state.check_ready()?;
@@ -54,16 +55,32 @@ pub fn limits(state: &AppState) -> Result<Limits<'_>, ApiError> {
 pub async fn generate(state: AppState, job: Job) -> Result<Response, ApiError> {
     let Job { shape, prompt, field, thinking, plan } = job;
     let model = state.engine().model()?.clone();
-    let permit = state.queue().admit()?;
+    if plan.choices > state.queue().capacity() {
+        let expected = format!("at most {}, the streams that run or wait here", state.queue().capacity());
+        return Err(ApiError::field("n", expected, plan.choices));
+    }
+    let permits = state.queue().admit_all(plan.choices)?;
+    let echo = match (&prompt, plan.echo) {
+        (_, false) => None,
+        (Prompt::Text(text), true) => Some(text.clone()),
+        (Prompt::Tokens(tokens), true) => Some(model.tokenizer.decode(tokens)?),
+    };
     let tokens = encode(&state, prompt).await?;
-    let request = with_prompt(plan.request.clone(), tokens, field, model.context_len)?;
-    let updates =
-        state.engine().submit(request, permit).await.map_err(|error| wire_name(error, shape, field))?;
+    let mut request = with_prompt(plan.request.clone(), tokens, field, model.context_len)?;
+    request.deadline = state.config().request_timeout.map(|limit| Instant::now() + limit);
+    let mut streams = Vec::with_capacity(permits.len());
+    for (index, permit) in permits.into_iter().enumerate() {
+        let submitted = state.engine().submit(plan.choice(&request, index), permit).await;
+        let updates = submitted.map_err(|error| wire_name(error, shape, field))?;
+        let ended = stream::once(std::future::ready((index, None)));
+        streams.push(ReceiverStream::new(updates).map(move |update| (index, Some(update))).chain(ended));
+    }
+    let updates: Updates = Box::pin(stream::select_all(streams));
     let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
     let id = format!("{prefix}-{}", unique(&state));
-    let stream = plan.stream;
-    let reply = Reply::new(shape, id, unix_now(), model, plan, thinking);
-    if stream { Ok(streamed(reply, updates)) } else { whole(reply, updates).await }
+    let streams = plan.stream;
+    let reply = Reply::new(ReplyStart { shape, id, created: unix_now(), model, plan, thinking, echo });
+    if streams { Ok(streamed(&state, reply, updates)) } else { whole(reply, updates).await }
 }
 
 /// The engine's refusal under the name that the field has in the request.
@@ -74,10 +91,14 @@ fn wire_name(error: ApiError, shape: Shape, prompt: &'static str) -> ApiError {
         .renamed("budget", "speculation.budget")
         .renamed("mode", "speculation.mode")
         .renamed("stop_tokens", "stop_token_ids")
+        .renamed("prompt_logprobs", "echo")
+        .renamed("constraint", "response_format")
+        .renamed("reasoning", "thinking_budget")
         .renamed("logprobs", logprobs)
 }
 
-async fn encode(state: &AppState, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+/// A prompt's tokens.
+pub async fn encode(state: &AppState, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
     let text = match prompt {
         Prompt::Tokens(tokens) => return Ok(tokens),
         Prompt::Text(text) => text,
@@ -90,63 +111,83 @@ async fn encode(state: &AppState, prompt: Prompt) -> Result<Vec<u32>, ApiError> 
     Ok(encoded.map_err(ApiError::internal)??)
 }
 
-async fn whole(reply: Reply, mut updates: Receiver<Update>) -> Result<Response, ApiError> {
-    let mut all = Vec::new();
-    while let Some(mut update) = updates.recv().await {
-        let end = update.end.take();
-        all.push(update);
-        match end {
-            None => {}
-            Some(End::Done { reason, stats }) => {
-                return Ok(Json(reply.whole(&all, reason, &stats)).into_response());
+async fn whole(mut reply: Reply, mut updates: Updates) -> Result<Response, ApiError> {
+    while let Some((index, update)) = updates.next().await {
+        match update {
+            None if reply.choice_ended(index) => {}
+            None => break,
+            Some(mut update) => {
+                let end = update.end.take();
+                reply.keep(index, &update);
+                match end {
+                    None => {}
+                    Some(End::Failed(error)) => return Err(error),
+                    Some(End::Done { reason, stats }) => reply.keep_end(index, reason, &stats),
+                }
             }
-            Some(End::Failed(error)) => return Err(error),
+        }
+        if reply.ended() {
+            let json = HeaderValue::from_static("application/json");
+            return Ok(([(header::CONTENT_TYPE, json)], reply.whole()).into_response());
         }
     }
     Err(ApiError::engine_down("has stopped"))
 }
 
-fn streamed(reply: Reply, updates: Receiver<Update>) -> Response {
-    let opening = stream::iter(reply.opening().map(data));
+fn streamed(state: &AppState, reply: Reply, updates: Updates) -> Response {
+    let opening = stream::iter(reply.opening().into_iter().map(event));
     let steps = stream::unfold(Some((reply, updates)), |open| async move {
         let (mut reply, mut updates) = open?;
-        let update = updates.recv().await;
-        let (events, ended) = step_events(&mut reply, update);
+        let (index, update) = updates.next().await?;
+        let (events, ended) = events(&mut reply, index, update);
         Some((stream::iter(events), (!ended).then_some((reply, updates))))
     })
     .flatten();
     let events = opening.chain(steps).map(Ok::<SseEvent, Infallible>);
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+    let keep_alive = KeepAlive::new().interval(state.config().keep_alive);
     let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
     // Proxies that buffer would hold the tokens back.
-    response.headers_mut().insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
 /// One update's events, and whether they are the last.
-fn step_events(reply: &mut Reply, update: Option<Update>) -> (Vec<SseEvent>, bool) {
+fn events(reply: &mut Reply, index: usize, update: Option<Update>) -> (Vec<SseEvent>, bool) {
     let Some(mut update) = update else {
-        let error = ApiError::engine_down("has stopped, or this reader was too slow");
-        return (vec![data(error.body())], true);
+        if reply.choice_ended(index) {
+            return (Vec::new(), false);
+        }
+        return (vec![failed(&ApiError::engine_down("has stopped, or this reader was too slow"))], true);
     };
     let end = update.end.take();
-    let mut events: Vec<SseEvent> = reply.step(&update).map(data).into_iter().collect();
+    let mut events: Vec<SseEvent> = reply.step(index, &update).into_iter().map(event).collect();
     match end {
         None => return (events, false),
         Some(End::Failed(error)) => {
             if let Some(cause) = &error.cause {
                 tracing::error!(cause, "a streamed answer failed");
             }
-            events.push(data(error.body()));
+            events.push(failed(&error));
         }
         Some(End::Done { reason, stats }) => {
-            events.extend(reply.closing(reason, &stats).into_iter().map(data));
+            events.extend(reply.end(index, reason, &stats).into_iter().map(event));
+            if !reply.ended() {
+                return (events, false);
+            }
+            events.extend(reply.closing().map(event));
             events.push(SseEvent::default().data("[DONE]"));
         }
     }
     (events, true)
 }
 
-fn data(value: Value) -> SseEvent {
-    SseEvent::default().data(value.to_string())
+fn event(piece: Piece) -> SseEvent {
+    match piece {
+        Piece::Chunk(json) => SseEvent::default().data(json),
+        Piece::Round(json) => SseEvent::default().event("canopy").data(json),
+    }
+}
+
+fn failed(error: &ApiError) -> SseEvent {
+    SseEvent::default().data(serde_json::to_string(&error.body()).unwrap_or_default())
 }

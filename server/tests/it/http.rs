@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use canopy_e2e::engine::Mode;
+use canopy_e2e::engine::{Constraint, Mode, Penalties};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -26,7 +26,8 @@ fn a_completion_has_openais_shape() {
         json!([{"index": 0, "text": toy_text(7), "logprobs": null, "finish_reason": "length"}])
     );
     let prompt = TOKENIZER.encode("def f():").unwrap().len();
-    let usage = json!({"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7});
+    let usage = json!({"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7,
+                       "prompt_tokens_details": {"cached_tokens": 0}});
     assert_eq!(body["usage"], usage);
     assert!(body.get("canopy").is_none());
 }
@@ -72,7 +73,9 @@ fn what_is_asked_for_reaches_the_engine() {
     let body = json!({
         "prompt": "x", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11,
         "stop": ["a", "b", "c", "d", "e"], "stop_token_ids": [5], "ignore_eos": true,
-        "speculation": {"mode": "tree", "budget": 31},
+        "speculation": {"mode": "tree", "budget": 31}, "presence_penalty": 0.5, "frequency_penalty": -1,
+        "repetition_penalty": 1.5, "logit_bias": {"7": 3, "5": -100}, "min_tokens": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
     });
     assert_eq!(post_json(&state, "/v1/completions", &body).status, 200);
     let request = seen.lock().unwrap().pop().unwrap();
@@ -82,6 +85,126 @@ fn what_is_asked_for_reaches_the_engine() {
     assert_eq!((sampling.temperature, sampling.top_p, sampling.min_p), (0.5, 0.9, 0.05));
     assert_eq!((sampling.top_k, sampling.seed), (40, 11));
     assert_eq!((request.speculation.mode, request.speculation.budget), (Mode::Tree, Some(31)));
+    let penalties = Penalties { presence: 0.5, frequency: -1.0, repetition: 1.5 };
+    assert_eq!((request.penalties, request.min_tokens), (penalties, 2));
+    assert_eq!(request.logit_bias, [(5, f32::NEG_INFINITY), (7, 3.0)]);
+    assert_eq!(request.constraint, Constraint::JsonSchema(json!({"type": "object"})));
+    assert!(request.deadline.is_some() && request.reuse_prefix);
+    for (fields, constraint) in [
+        (json!({"response_format": {"type": "json_object"}}), Constraint::JsonObject),
+        (json!({"grammar": "start: \"a\""}), Constraint::Grammar("start: \"a\"".into())),
+    ] {
+        let mut body = json!({"prompt": "x", "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        assert_eq!(post_json(&state, "/v1/completions", &body).status, 200);
+        assert_eq!(seen.lock().unwrap().pop().unwrap().constraint, constraint);
+    }
+}
+
+#[test]
+fn echo_puts_the_prompt_before_the_text() {
+    let (state, seen) = toy();
+    let ids = TOKENIZER.encode("def f():").unwrap();
+    for prompt in [json!("def f():"), json!(ids)] {
+        let mut body = json!({"prompt": prompt, "max_tokens": 3, "echo": true});
+        let whole = post_json(&state, "/v1/completions", &body).json();
+        assert_eq!(whole["choices"][0]["text"], format!("def f():{}", toy_text(3)));
+        body["stream"] = true.into();
+        let chunks = post_json(&state, "/v1/completions", &body).chunks();
+        let text: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(text, format!("def f():{}", toy_text(3)));
+    }
+    let told = json!({"prompt": "def f():", "max_tokens": 3, "echo": true, "logprobs": 1});
+    for stream in [false, true] {
+        let mut body = told.clone();
+        body["stream"] = stream.into();
+        let answer = post_json(&state, "/v1/completions", &body);
+        let chunks = if stream { answer.chunks() } else { vec![answer.json()] };
+        let logprobs: Vec<&Value> =
+            chunks.iter().map(|c| &c["choices"][0]["logprobs"]).filter(|l| !l.is_null()).collect();
+        let tokens: Vec<&str> = logprobs
+            .iter()
+            .flat_map(|l| l["tokens"].as_array().unwrap())
+            .map(|token| token.as_str().unwrap())
+            .collect();
+        assert_eq!(tokens.concat(), format!("def f():{}", toy_text(3)));
+        assert_eq!(
+            (&logprobs[0]["token_logprobs"][0], &logprobs[0]["top_logprobs"][0]),
+            (&Value::Null, &Value::Null)
+        );
+        assert_eq!(logprobs[0]["token_logprobs"][1], -0.25);
+    }
+    assert_eq!(seen.lock().unwrap().pop().unwrap().prompt_logprobs, Some(1));
+}
+
+#[test]
+fn text_becomes_tokens_and_tokens_text() {
+    let (state, _) = toy();
+    let ids = TOKENIZER.encode("def f():").unwrap();
+    let answer = post_json(&state, "/tokenize", &json!({"prompt": "def f():"})).json();
+    assert_eq!(
+        (&answer["tokens"], &answer["count"], &answer["max_model_len"]),
+        (&json!(ids), &json!(ids.len()), &json!(CONTEXT))
+    );
+    assert_eq!(answer["token_strs"].as_array().unwrap().len(), ids.len());
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let chat = post_json(&state, "/tokenize", &json!({"model": MODEL, "messages": messages})).json();
+    let prompt = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(chat["tokens"], json!(TOKENIZER.encode(prompt).unwrap()));
+    let back = post_json(&state, "/detokenize", &json!({"tokens": ids}));
+    assert_eq!((back.status, back.json()), (200, json!({"prompt": "def f():"})));
+    for (path, body, field, code) in [
+        ("/tokenize", json!({}), "prompt", "missing_field"),
+        ("/tokenize", json!({"prompt": "x", "messages": messages}), "messages", "invalid_value"),
+        ("/tokenize", json!({"text": "x"}), "text", "unknown_field"),
+        ("/detokenize", json!({}), "tokens", "missing_field"),
+        ("/detokenize", json!({"tokens": [0, 9_999_999]}), "tokens[1]", "invalid_value"),
+    ] {
+        let answer = post_json(&state, path, &body);
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (answer.status, &error["param"], &error["code"]),
+            (400, &json!(field), &json!(code)),
+            "{body}"
+        );
+    }
+}
+
+#[test]
+fn info_tells_what_runs_and_no_key() {
+    let (state, _) =
+        toy_state(&Setup { args: vec!["--api-key", "Sesame,Second", "--slots", "3"], ..Setup::default() });
+    assert_eq!(get(&state, "/info").status, 401);
+    let request = Request::get("/info").header("authorization", "Bearer Second").body(Body::empty()).unwrap();
+    let answer = oneshot(&state, request);
+    assert!(answer.status == 200 && !answer.text().contains("Sesame"), "{}", answer.text());
+    let info = answer.json();
+    assert_eq!((&info["model"]["name"], &info["model"]["drafter"]), (&json!(MODEL), &json!(true)));
+    assert_eq!((&info["limits"]["slots"], &info["speculation"]["mode"]), (&json!(3), &json!("auto")));
+    assert_eq!(
+        (&info["config"]["slots"], &info["build"]["version"]),
+        (&json!(3), &json!(env!("CARGO_PKG_VERSION")))
+    );
+}
+
+#[test]
+fn other_sites_may_ask_only_where_they_are_named() {
+    let ask = |args: Vec<&'static str>, method: &str, origin: &str| {
+        let (state, _) = toy_state(&Setup { args, ..Setup::default() });
+        let request = Request::builder()
+            .method(method)
+            .uri("/v1/completions")
+            .header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,content-type");
+        let answer = oneshot(&state, request.body(Body::empty()).unwrap());
+        (answer.status, answer.header("access-control-allow-origin").map(str::to_owned))
+    };
+    let site = "https://a.org";
+    assert_eq!(ask(vec![], "OPTIONS", site), (405, None));
+    assert_eq!(ask(vec!["--cors-origin", site], "OPTIONS", site), (200, Some(site.into())));
+    assert_eq!(ask(vec!["--cors-origin", site], "OPTIONS", "https://b.org").1, None);
+    assert_eq!(ask(vec!["--cors-origin", "*"], "OPTIONS", "https://b.org"), (200, Some("*".into())));
 }
 
 #[test]

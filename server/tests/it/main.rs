@@ -1,6 +1,7 @@
 //! The server's integration tests.
 
 mod bad_input; // every bad input: the status, the field named, the next request works
+mod connections; // late heads, floods, silence, deadlines
 mod http; // routes, answers, headers, keys: no socket
 mod overload; // 429, 413, drain, slow readers, a failing engine
 mod pair; // the embedded pair behind the real routes

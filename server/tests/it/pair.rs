@@ -82,13 +82,14 @@ fn a_stream_is_the_whole_answer_in_pieces_and_a_stop_never_leaks() {
     for (fields, want) in [(json!({}), whole), (json!({"stop": stop}), cut)] {
         let mut body = json!({"prompt": PROMPT, "max_tokens": 60, "stream": true, "canopy": true});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        let chunks = post_json(&PAIR, "/v1/completions", &body).chunks();
+        let answer = post_json(&PAIR, "/v1/completions", &body);
+        let (chunks, steps) = (answer.chunks(), answer.rounds());
         let pieces: Vec<&str> =
             chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
         assert_eq!(pieces.concat(), want);
         assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')));
         let rounds: Vec<&Value> =
-            chunks.iter().map(|chunk| &chunk["canopy"]["round"]).filter(|round| round.is_object()).collect();
+            steps.iter().map(|step| &step["round"]).filter(|round| round.is_object()).collect();
         assert!(!rounds.is_empty());
         for round in rounds {
             let nodes = round["nodes"].as_array().unwrap();

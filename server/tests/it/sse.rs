@@ -55,21 +55,61 @@ fn a_streamed_chat_answer_starts_with_the_role() {
 }
 
 #[test]
-fn rounds_come_with_their_chunks_and_statistics_with_the_last() {
+fn rounds_come_as_events_of_their_own_before_their_text() {
     let server = Server::start(&Setup::default());
     let body = json!({"prompt": "x", "max_tokens": 6, "stream": true, "canopy": true});
-    let chunks = server.request("POST", "/v1/completions", &body.to_string()).chunks();
-    assert_eq!(chunks.len(), 4);
+    let answer = server.request("POST", "/v1/completions", &body.to_string());
+    let names: Vec<&str> = answer.named_events().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["canopy", "message", "canopy", "message", "canopy", "message", "message", "message"]);
     let mut text = String::new();
-    for chunk in &chunks[..3] {
-        let canopy = &chunk["canopy"];
-        assert_eq!(canopy["round"]["path"], json!([0, 2]));
-        assert_eq!(canopy["round"]["nodes"].as_array().unwrap().len(), 3);
+    for (at, canopy) in answer.rounds().iter().enumerate() {
+        let keys: Vec<&str> = canopy.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["index", "tokens", "round"]);
+        let round = &canopy["round"];
+        assert_eq!((&round["start"], &round["path"]), (&json!(2 * at), &json!([0, 2])));
+        let node = json!({"token": TOKENIZER.encode(TEXT).unwrap()[1], "text": toy_token(1), "parent": 0, "depth": 1,
+                          "prob": 0.5, "log_prob": -0.5});
+        assert_eq!((round["nodes"].as_array().unwrap().len(), &round["nodes"][1]), (3, &node));
+        assert!(round["bonus"]["text"].is_string() && round["bonus"]["token"].is_u64());
         assert_eq!(canopy["tokens"][0]["origin"], "drafted");
         text.extend(canopy["tokens"].as_array().unwrap().iter().map(|token| token["text"].as_str().unwrap()));
     }
     assert_eq!(text, toy_text(6));
+    // A client that does not look at event names sees chunks without choices, as it does for the usage.
+    let (_, data) = answer.named_events()[0];
+    let chunk: Value = serde_json::from_str(data).unwrap();
+    assert_eq!((&chunk["choices"], &chunk["object"]), (&json!([]), &json!("text_completion")));
+    let chunks = answer.chunks();
+    assert_eq!(text_of(&chunks), toy_text(6));
     assert_eq!(chunks[3]["canopy"]["acceptance_length"], 2.0);
+}
+
+#[test]
+fn several_choices_are_told_apart_and_counted_together() {
+    let server = Server::start(&Setup::default());
+    let body = json!({"prompt": "x", "max_tokens": 5, "stream": true, "n": 3, "temperature": 1, "seed": 7,
+                      "stream_options": {"include_usage": true}});
+    let chunks = server.request("POST", "/v1/completions", &body.to_string()).chunks();
+    for index in 0..3 {
+        let own: Vec<&Value> = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        let text: String = own.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+        assert_eq!((text, &own[own.len() - 1]["finish_reason"]), (toy_text(5), &json!("length")));
+    }
+    assert_eq!(chunks[chunks.len() - 1]["usage"]["completion_tokens"], 15);
+    let seeds: Vec<u64> = server.seen.lock().unwrap().iter().map(|request| request.sampling.seed).collect();
+    assert_eq!(seeds, [7, 8, 9]);
+    let whole = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "n": 2});
+    let whole = server.request("POST", "/v1/chat/completions", &whole.to_string()).json();
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(
+        (choices.len(), &choices[1]["index"], &whole["usage"]["completion_tokens"]),
+        (2, &json!(1), &json!(10))
+    );
+    assert_eq!(choices[1]["message"]["content"], toy_text(5));
 }
 
 #[test]

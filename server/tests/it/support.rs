@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use canopy_e2e::engine::{
-    EmittedToken, Event, FinishReason, GenerateRequest, ReportedNode, RoundReport, StreamId, StreamStats,
-    TokenOrigin,
+    EmittedToken, Event, FinishReason, GenerateRequest, PromptToken, ReportedNode, RoundReport, StreamId,
+    StreamStats, TokenOrigin,
 };
 use canopy_e2e::loader::{self, ModelSource};
 use canopy_e2e::tokenizer::Tokenizer;
 use canopy_server::app::app;
 use canopy_server::config::{Args, Config};
 use canopy_server::engine_thread::{self, ModelInfo, Rounds, ThreadOptions};
-use canopy_server::shutdown;
+use canopy_server::serve;
 use canopy_server::state::AppState;
 use canopy_server::telemetry::Metrics;
 use clap::Parser as _;
@@ -47,6 +47,11 @@ pub fn toy_text(tokens: usize) -> String {
     let ids = TOKENIZER.encode(TEXT).unwrap();
     let ids: Vec<u32> = ids.iter().copied().cycle().take(tokens).collect();
     TOKENIZER.decode(&ids).unwrap()
+}
+
+/// The text of one of the toy's tokens.
+pub fn toy_token(at: usize) -> String {
+    TOKENIZER.token_text(TOKENIZER.encode(TEXT).unwrap()[at])
 }
 
 /// Requests that reached the toy.
@@ -89,13 +94,21 @@ impl Toy {
         };
         let tokens: Vec<EmittedToken> = ids.iter().enumerate().map(token).collect();
         let mut events = Vec::new();
+        if let Some(top) = stream.request.prompt_logprobs.filter(|_| stream.emitted == 0) {
+            let token = |(at, &id): (usize, &u32)| PromptToken {
+                id,
+                logprob: (at > 0).then_some(-0.25),
+                top: (0..top.min(at)).map(|rank| (rank as u32, -1.0)).collect(),
+            };
+            events.push(Event::Prompt(stream.request.prompt.iter().enumerate().map(token).collect()));
+        }
         if stream.request.report_rounds {
             let node = |at: usize, parent| ReportedNode {
                 token: self.text[at],
                 parent,
                 depth: u32::from(parent == 0),
                 prob: 0.5,
-                log_prob: -0.7,
+                log_prob: -0.5,
             };
             let nodes = vec![node(0, -1), node(1, 0), node(2, 0)];
             events.push(Event::Round(RoundReport {
@@ -148,8 +161,16 @@ impl Rounds for Toy {
             self.running.extend(self.waiting.pop_front());
         }
         let mut running = std::mem::take(&mut self.running);
+        let late = |stream: &ToyStream| stream.request.deadline.is_some_and(|at| at <= Instant::now());
+        let timed_out: Vec<StreamId> = running.iter().filter(|s| late(s)).map(|stream| stream.id).collect();
+        running.retain(|stream| !timed_out.contains(&stream.id));
         let ended = |id| (id, Event::Done { reason: FinishReason::Cancelled, stats: StreamStats::default() });
         let mut news: Vec<_> = self.cancelled.drain(..).map(ended).collect();
+        news.extend(
+            timed_out.into_iter().map(|id| {
+                (id, Event::Done { reason: FinishReason::TimedOut, stats: StreamStats::default() })
+            }),
+        );
         running.retain_mut(|stream| {
             let events = self.events(stream);
             let ended = matches!(events.last(), Some(Event::Done { .. } | Event::Failed(_)));
@@ -203,6 +224,7 @@ pub fn toy_state(setup: &Setup) -> (AppState, Seen) {
         has_drafter: true,
         tokenizer: Arc::clone(&TOKENIZER),
         created: 7,
+        self_check: String::new(),
     };
     (state_of(config, move || Ok((Box::new(toy), info))), seen)
 }
@@ -244,10 +266,32 @@ impl Answer {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// The data of every event.
+    /// Name and data of every event.
+    pub fn named_events(&self) -> Vec<(&str, &str)> {
+        let mut name = "message";
+        let mut events = Vec::new();
+        for line in self.text().lines() {
+            if let Some(event) = line.strip_prefix("event: ") {
+                name = event;
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                events.push((name, data));
+            } else if line.is_empty() {
+                name = "message";
+            }
+        }
+        events
+    }
+
+    /// The data of every event without a name.
     pub fn events(&self) -> Vec<String> {
-        let lines = self.text().lines();
-        lines.filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+        let unnamed = self.named_events().into_iter().filter(|&(name, _)| name == "message");
+        unnamed.map(|(_, data)| data.to_owned()).collect()
+    }
+
+    /// The parsed `canopy` of every event of that name.
+    pub fn rounds(&self) -> Vec<Value> {
+        let named = self.named_events().into_iter().filter(|&(name, _)| name == "canopy");
+        named.map(|(_, data)| serde_json::from_str::<Value>(data).unwrap()["canopy"].take()).collect()
     }
 
     /// The parsed chunks before `[DONE]`, which must be there.
@@ -319,7 +363,7 @@ impl Server {
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let served = state.clone();
         let thread = std::thread::spawn(move || {
-            runtime.block_on(shutdown::serve(listener, served, async {
+            runtime.block_on(serve::serve(listener, served, async {
                 let _ = stopped.await;
             }))
         });

@@ -1,97 +1,30 @@
 //! What was typed ([`Args`]) and what is meant ([`Config`]); every check is in the one conversion.
 
-use std::net::{IpAddr, SocketAddr};
+mod args;
+mod file;
+mod keys;
+
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use canopy_e2e::engine::EngineConfig;
 use canopy_e2e::loader::{LoadOptions, ModelSource, WeightDtype};
-use serde::Serialize;
+
+pub use args::{Args, DtypeArg, LogFormat};
+pub use file::{FileError, ParseError, parse};
 
 /// Most non-root nodes of one draft tree: a tree has at most 256 nodes, root included.
 pub const MAX_BUDGET: usize = 255;
 
-/// Command line and environment.
-#[derive(Clone, Debug, clap::Parser)]
-#[command(name = "canopy-server", version, about = "OpenAI-compatible server with tree speculative decoding")]
-pub struct Args {
-    /// Address to listen on.
-    #[arg(long, env = "CANOPY_HOST", default_value = "127.0.0.1")]
-    pub host: IpAddr,
-    /// Port to listen on; 0 takes a free one.
-    #[arg(long, env = "CANOPY_PORT", default_value_t = 8080)]
-    pub port: u16,
-    /// Target: `embedded`, a directory in Hugging Face layout, or `owner/name` on the hub.
-    #[arg(long, env = "CANOPY_MODEL", default_value = "embedded")]
-    pub model: String,
-    /// Drafter: `auto` (the embedded one with the embedded target, else none), `none`, `embedded`, a directory or `owner/name`.
-    #[arg(long, env = "CANOPY_DRAFTER", default_value = "auto")]
-    pub drafter: String,
-    /// How weights are kept.
-    #[arg(long, env = "CANOPY_DTYPE", value_enum, default_value_t = DtypeArg::Stored)]
-    pub dtype: DtypeArg,
-    /// Where the model runs: `cpu`, `cuda` or `cuda:N`.
-    #[arg(long, env = "CANOPY_DEVICE", default_value = "cpu")]
-    pub device: String,
-    /// Streams that run at once.
-    #[arg(long, env = "CANOPY_SLOTS", default_value_t = 4)]
-    pub slots: usize,
-    /// Streams that may wait for a slot; one more is answered 429.
-    #[arg(long, env = "CANOPY_MAX_WAITING", default_value_t = 64)]
-    pub max_waiting: usize,
-    /// Context to allocate per slot, in tokens; the model's own when left out.
-    #[arg(long, env = "CANOPY_CONTEXT_LEN")]
-    pub context_len: Option<usize>,
-    /// Compute threads; the machine's parallelism when left out.
-    #[arg(long, env = "CANOPY_THREADS")]
-    pub threads: Option<usize>,
-    /// Prompt tokens per prefill chunk.
-    #[arg(long, env = "CANOPY_PREFILL_CHUNK", default_value_t = 128)]
-    pub prefill_chunk: usize,
-    /// Node budget of tree mode when a request names none.
-    #[arg(long, env = "CANOPY_BUDGET", default_value_t = 16)]
-    pub budget: usize,
-    /// max_tokens of a request that names none.
-    #[arg(long, env = "CANOPY_DEFAULT_MAX_TOKENS", default_value_t = 256)]
-    pub default_max_tokens: usize,
-    /// Largest request body in bytes; a larger one is answered 413.
-    #[arg(long, env = "CANOPY_BODY_LIMIT", default_value_t = 2 << 20)]
-    pub body_limit: usize,
-    /// Seconds that running streams get to finish after Ctrl-C or SIGTERM.
-    #[arg(long, env = "CANOPY_DRAIN_TIMEOUT", default_value_t = 30)]
-    pub drain_timeout: u64,
-    /// Bearer key that /v1 asks for; no key is asked for when left out.
-    #[arg(long, env = "CANOPY_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    /// Never ask the network for a model.
-    #[arg(long, env = "CANOPY_OFFLINE")]
-    pub offline: bool,
-    /// Log lines as text or as JSON.
-    #[arg(long, env = "CANOPY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-    /// Log filter, as in `info,canopy_e2e=debug`.
-    #[arg(long, env = "CANOPY_LOG", default_value = "info")]
-    pub log: String,
-}
-
-/// How weights are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum DtypeArg {
-    /// As stored in the file.
-    Stored,
-    /// Rounded to bf16.
-    Bf16,
-    /// Widened to f32.
-    F32,
-}
-
-/// Shape of the log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// One readable line per event.
-    Text,
-    /// One JSON object per event.
-    Json,
+/// Which other sites' pages may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cors {
+    /// None.
+    Off,
+    /// All.
+    Any,
+    /// These.
+    Origins(Vec<String>),
 }
 
 /// Which drafter is wanted.
@@ -134,22 +67,36 @@ pub struct Config {
     pub default_max_tokens: usize,
     /// Largest request body in bytes.
     pub body_limit: usize,
-    /// What running streams get to finish.
-    pub drain_timeout: Duration,
+    /// Open connections.
+    pub max_connections: usize,
+    /// Longest wait for a request's head.
+    pub header_timeout: Duration,
     /// Longest wait for a request body.
     pub body_timeout: Duration,
+    /// Longest generation.
+    pub request_timeout: Option<Duration>,
+    /// Longest silence of a stream.
+    pub keep_alive: Duration,
+    /// What running streams get to finish.
+    pub drain_timeout: Duration,
     /// Updates a stream may be ahead of its reader before it is ended.
     pub update_buffer: usize,
     /// A step longer than this makes `/health` fail.
     pub stall_after: Duration,
-    /// Bearer key, if one is asked for.
-    pub api_key: Option<String>,
+    /// Memory for saved prefixes.
+    pub cache_bytes: usize,
+    /// Bearer keys; none is asked for when there are none.
+    pub api_keys: Vec<String>,
+    /// Which other sites' pages may ask.
+    pub cors: Cors,
     /// Never ask the network.
     pub offline: bool,
     /// Shape of the log lines.
     pub log_format: LogFormat,
     /// Log filter.
     pub log: String,
+    /// What was typed, keys left out.
+    pub typed: Args,
 }
 
 /// An argument that cannot be meant.
@@ -166,14 +113,7 @@ impl TryFrom<Args> for Config {
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
-        let api_key = args.api_key.filter(|key| !key.is_empty());
-        if api_key.as_ref().is_some_and(|key| key.trim() != key) {
-            return Err(ConfigError {
-                argument: "api-key",
-                expected: "a key without spaces around it".into(),
-                got: "a key with spaces around it".into(),
-            });
-        }
+        let api_keys = keys::keys(&args)?;
         if let Some(context_len) = args.context_len {
             in_range("context-len", context_len, 2, 1 << 24)?;
         }
@@ -186,7 +126,7 @@ impl TryFrom<Args> for Config {
                 name => DrafterChoice::Source(model_source("drafter", name)?),
             },
             dtype: args.dtype,
-            device: args.device,
+            device: args.device.clone(),
             slots: in_range("slots", args.slots, 1, 1024)?,
             max_waiting: in_range("max-waiting", args.max_waiting, 0, 1 << 20)?,
             context_len: args.context_len,
@@ -195,19 +135,41 @@ impl TryFrom<Args> for Config {
             budget: in_range("budget", args.budget, 0, MAX_BUDGET)?,
             default_max_tokens: in_range("default-max-tokens", args.default_max_tokens, 1, 1 << 24)?,
             body_limit: in_range("body-limit", args.body_limit, 1024, 1 << 30)?,
-            drain_timeout: Duration::from_secs(args.drain_timeout),
-            body_timeout: Duration::from_secs(30),
+            max_connections: in_range("max-connections", args.max_connections, 1, 1 << 20)?,
+            header_timeout: seconds("header-timeout", args.header_timeout, 1)?,
+            body_timeout: seconds("body-timeout", args.body_timeout, 1)?,
+            request_timeout: match seconds("request-timeout", args.request_timeout, 0)? {
+                Duration::ZERO => None,
+                limit => Some(limit),
+            },
+            keep_alive: seconds("keep-alive", args.keep_alive, 1)?,
+            drain_timeout: seconds("drain-timeout", args.drain_timeout, 0)?,
             update_buffer: 4096,
             stall_after: Duration::from_secs(120),
-            api_key,
+            cache_bytes: in_range("cache-mib", args.cache_mib, 0, 1 << 20)? << 20,
+            api_keys,
+            cors: cors(&args.cors_origin)?,
             offline: args.offline,
             log_format: args.log_format,
-            log: args.log,
+            log: args.log.clone(),
+            typed: Args { api_key: Vec::new(), ..args },
         })
     }
 }
 
 impl Config {
+    /// The engine's limits.
+    pub fn engine_config(&self) -> EngineConfig {
+        EngineConfig {
+            prefill_chunk: self.prefill_chunk,
+            // The queue at the door is the limit; the engine only has to be no stricter.
+            max_waiting: self.slots + self.max_waiting,
+            default_budget: self.budget,
+            cache_bytes: self.cache_bytes,
+            ..EngineConfig::default()
+        }
+    }
+
     /// The loader's options.
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
@@ -235,6 +197,31 @@ fn in_range(argument: &'static str, value: usize, low: usize, high: usize) -> Re
         return Ok(value);
     }
     Err(ConfigError { argument, expected: format!("{low} to {high}"), got: value.to_string() })
+}
+
+fn seconds(argument: &'static str, value: u64, low: usize) -> Result<Duration, ConfigError> {
+    const DAY: usize = 24 * 3600;
+    let value = in_range(argument, usize::try_from(value).unwrap_or(usize::MAX), low, DAY)?;
+    Ok(Duration::from_secs(value as u64))
+}
+
+fn cors(origins: &[String]) -> Result<Cors, ConfigError> {
+    let is_origin = |origin: &str| {
+        let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        rest.is_some_and(|host| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && b != b'/'))
+    };
+    match origins {
+        [] => Ok(Cors::Off),
+        [all] if all == "*" => Ok(Cors::Any),
+        origins => match origins.iter().find(|origin| !is_origin(origin)) {
+            None => Ok(Cors::Origins(origins.to_vec())),
+            Some(bad) => Err(ConfigError {
+                argument: "cors-origin",
+                expected: "`*` alone, or scheme and host as in https://example.org".into(),
+                got: format!("`{bad}`"),
+            }),
+        },
+    }
 }
 
 fn model_source(argument: &'static str, name: &str) -> Result<ModelSource, ConfigError> {
@@ -287,8 +274,19 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_key_is_no_key_and_a_padded_one_is_refused() {
-        assert_eq!(config(&["--api-key", ""]).unwrap().api_key, None);
-        assert!(config(&["--api-key", " k"]).is_err());
+    fn an_origin_is_a_scheme_and_a_host() {
+        assert_eq!(config(&[]).unwrap().cors, Cors::Off);
+        assert_eq!(config(&["--cors-origin", "*"]).unwrap().cors, Cors::Any);
+        let two = config(&["--cors-origin", "https://a.org,http://b:80"]).unwrap().cors;
+        assert_eq!(two, Cors::Origins(vec!["https://a.org".into(), "http://b:80".into()]));
+        for bad in ["a.org", "https://", "https://a.org/", "*,https://a.org"] {
+            assert!(config(&["--cors-origin", bad]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn no_request_timeout_is_0() {
+        assert_eq!(config(&["--request-timeout", "0"]).unwrap().request_timeout, None);
+        assert_eq!(config(&[]).unwrap().request_timeout, Some(Duration::from_secs(600)));
     }
 }

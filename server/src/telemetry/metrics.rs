@@ -1,29 +1,13 @@
-//! Logs, and the counters behind `/metrics`.
+//! The counters behind `/metrics`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use canopy_e2e::engine::{EmittedToken, FinishReason, StreamStats, TokenOrigin};
+use canopy_e2e::engine::{EmittedToken, EngineStats, FinishReason, StreamStats, TokenOrigin};
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use tracing_subscriber::EnvFilter;
 
-use crate::config::LogFormat;
-
-/// A log filter that cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("--log: {0}")]
-pub struct LogError(String);
-
-/// Starts logging to stderr.
-pub fn start_logging(filter: &str, format: LogFormat) -> Result<(), LogError> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| LogError(error.to_string()))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
-        LogFormat::Text => builder.with_target(false).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
-    };
-    started.map_err(|error| LogError(error.to_string()))
-}
+use super::process;
+use crate::queue::Queue;
 
 const SECONDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 const LENGTHS: [f64; 12] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0];
@@ -43,6 +27,21 @@ struct Series {
     running: Gauge,
     waiting: Gauge,
     admitted: Gauge,
+    refused: Counter,
+    connections: Gauge,
+    slots: Gauge,
+    free_slots: Gauge,
+    failed_rounds: Counter,
+    non_finite: Counter,
+    cache_entries: Gauge,
+    cache_bytes: Gauge,
+    cache_hits: Counter,
+    cache_misses: Counter,
+    cache_evictions: Counter,
+    cached_tokens: Counter,
+    memory: Gauge,
+    cpu: Gauge,
+    files: Gauge,
     prompt_tokens: Counter,
     drafted_tokens: Counter,
     bonus_tokens: Counter,
@@ -73,23 +72,59 @@ impl Metrics {
     }
 
     /// The exposition text.
-    pub fn render(&self, admitted: usize) -> String {
-        self.series.admitted.set(admitted as f64);
+    pub fn render(&self, queue: &Queue) -> String {
+        let series = &self.series;
+        series.admitted.set(queue.in_flight() as f64);
+        series.refused.absolute(queue.refused());
+        let process = [
+            (&series.memory, process::resident_bytes()),
+            (&series.cpu, process::cpu_seconds()),
+            (&series.files, process::open_files()),
+        ];
+        process
+            .iter()
+            .filter_map(|(gauge, value)| Some((gauge, (*value)?)))
+            .for_each(|(gauge, v)| gauge.set(v));
         self.handle.render()
     }
 
-    /// One answered request.
-    pub fn request(&self, route: &str, status: u16) {
+    /// One answered request: until its answer's head was ready.
+    pub fn request(&self, route: &str, status: u16, seconds: f64) {
         let (route, status) = (route.to_owned(), status.to_string());
         metrics::with_local_recorder(&self.recorder, || {
+            metrics::histogram!("canopy_request_seconds", "route" => route.clone()).record(seconds);
             metrics::counter!("canopy_requests_total", "route" => route, "status" => status).increment(1);
         });
     }
 
-    /// Streams in slots and waiting for one.
-    pub fn load(&self, running: usize, waiting: usize) {
-        self.series.running.set(running as f64);
-        self.series.waiting.set(waiting as f64);
+    /// A connection that was opened, counted until the value is dropped.
+    pub fn connection(&self) -> Connection {
+        self.series.connections.increment(1.0);
+        Connection(self.series.connections.clone())
+    }
+
+    /// What the engine counts.
+    pub fn engine(&self, stats: &EngineStats) {
+        let series = &self.series;
+        let cache = &stats.cache;
+        let gauges = [
+            (&series.running, stats.running),
+            (&series.waiting, stats.waiting),
+            (&series.slots, stats.slots),
+            (&series.free_slots, stats.free_slots),
+            (&series.cache_entries, cache.entries),
+            (&series.cache_bytes, cache.bytes),
+        ];
+        gauges.into_iter().for_each(|(gauge, value)| gauge.set(value as f64));
+        let counters = [
+            (&series.failed_rounds, stats.failed_rounds),
+            (&series.non_finite, stats.non_finite),
+            (&series.cache_hits, cache.hits),
+            (&series.cache_misses, cache.misses),
+            (&series.cache_evictions, cache.evictions),
+            (&series.cached_tokens, cache.reused_tokens),
+        ];
+        counters.into_iter().for_each(|(counter, value)| counter.absolute(value));
     }
 
     /// One decode round's emitted tokens.
@@ -146,6 +181,15 @@ impl Metrics {
     }
 }
 
+/// An open connection.
+pub struct Connection(Gauge);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
 impl Series {
     fn new() -> Self {
         describe();
@@ -154,6 +198,21 @@ impl Series {
             running: metrics::gauge!("canopy_streams_running"),
             waiting: metrics::gauge!("canopy_streams_waiting"),
             admitted: metrics::gauge!("canopy_streams_admitted"),
+            refused: metrics::counter!("canopy_refused_total"),
+            connections: metrics::gauge!("canopy_connections"),
+            slots: metrics::gauge!("canopy_slots"),
+            free_slots: metrics::gauge!("canopy_slots_free"),
+            failed_rounds: metrics::counter!("canopy_failed_rounds_total"),
+            non_finite: metrics::counter!("canopy_non_finite_total"),
+            cache_entries: metrics::gauge!("canopy_cache_entries"),
+            cache_bytes: metrics::gauge!("canopy_cache_bytes"),
+            cache_hits: metrics::counter!("canopy_cache_hits_total"),
+            cache_misses: metrics::counter!("canopy_cache_misses_total"),
+            cache_evictions: metrics::counter!("canopy_cache_evictions_total"),
+            cached_tokens: metrics::counter!("canopy_cached_tokens_total"),
+            memory: metrics::gauge!("process_resident_memory_bytes"),
+            cpu: metrics::gauge!("process_cpu_seconds_total"),
+            files: metrics::gauge!("process_open_fds"),
             prompt_tokens: metrics::counter!("canopy_prompt_tokens_total"),
             drafted_tokens: metrics::counter!("canopy_completion_tokens_total", "origin" => "drafted"),
             bonus_tokens: metrics::counter!("canopy_completion_tokens_total", "origin" => "bonus"),
@@ -171,6 +230,26 @@ impl Series {
 fn describe() {
     use metrics::{describe_counter as counter, describe_gauge as gauge, describe_histogram as histogram};
     counter!("canopy_requests_total", "Answered requests by route and status.");
+    histogram!(
+        "canopy_request_seconds",
+        Unit::Seconds,
+        "From a request's head to its answer's head, by route."
+    );
+    counter!("canopy_refused_total", "Requests answered 429.");
+    gauge!("canopy_connections", "Open connections.");
+    gauge!("canopy_slots", "Slots of the target.");
+    gauge!("canopy_slots_free", "Slots that no stream has.");
+    counter!("canopy_failed_rounds_total", "Rounds that failed as a whole.");
+    counter!("canopy_non_finite_total", "Streams that ended because a value was not finite.");
+    gauge!("canopy_cache_entries", "Saved prefixes.");
+    gauge!("canopy_cache_bytes", "Bytes of saved prefixes.");
+    counter!("canopy_cache_hits_total", "Prompts that started from a saved prefix.");
+    counter!("canopy_cache_misses_total", "Prompts that could have and did not.");
+    counter!("canopy_cache_evictions_total", "Saved prefixes dropped to make room.");
+    counter!("canopy_cached_tokens_total", "Prompt tokens that saved prefixes stood in for.");
+    gauge!("process_resident_memory_bytes", Unit::Bytes, "Memory of the process.");
+    gauge!("process_cpu_seconds_total", Unit::Seconds, "CPU time of the process.");
+    gauge!("process_open_fds", "Open files and sockets of the process.");
     counter!("canopy_streams_total", "Ended streams by reason.");
     gauge!("canopy_streams_running", "Streams in a slot.");
     gauge!("canopy_streams_waiting", "Streams that wait for a slot.");
@@ -199,18 +278,15 @@ mod tests {
     #[test]
     fn two_servers_in_one_process_count_apart() {
         let (one, other) = (Metrics::new().unwrap(), Metrics::new().unwrap());
-        one.request("/v1/completions", 200);
+        one.request("/v1/completions", 200, 0.1);
         one.acceptance_length(5);
-        let text = one.render(3);
+        let queue = Queue::new(1, 2);
+        let _places = queue.admit_all(3).unwrap();
+        let text = one.render(&queue);
         assert!(text.contains(r#"canopy_requests_total{route="/v1/completions",status="200"} 1"#), "{text}");
         assert!(text.contains(r#"canopy_acceptance_length_bucket{le="5"} 1"#), "{text}");
         assert!(text.contains(r#"canopy_acceptance_length_bucket{le="4"} 0"#), "{text}");
         assert!(text.contains("canopy_streams_admitted 3"), "{text}");
-        assert!(!other.render(0).contains("status="));
-    }
-
-    #[test]
-    fn a_bad_filter_is_an_error() {
-        assert!(start_logging("canopy=loudest", LogFormat::Text).is_err());
+        assert!(!other.render(&queue).contains("status="));
     }
 }

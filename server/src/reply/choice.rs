@@ -1,0 +1,132 @@
+//! One choice of an answer: what its stream has told so far.
+
+use canopy_e2e::engine::{EmittedToken, FinishReason, PromptToken, StreamStats, TokenOrigin};
+use canopy_e2e::tokenizer::Detokenizer;
+
+use super::{ReplyStart, Shape, logprobs, rounds};
+use crate::engine_thread::Update;
+use crate::reasoning::ReasoningSplit;
+use crate::types::answer::CompletionLogprobs;
+use crate::types::canopy::CanopyStep;
+
+/// One of a request's `n` answers.
+#[derive(Debug)]
+pub(super) struct Choice {
+    pub index: usize,
+    split: ReasoningSplit,
+    pieces: Detokenizer,
+    /// The prompt, until it is told.
+    echo: Option<String>,
+    text_offset: usize,
+    pub drafted: usize,
+    pub bonus: usize,
+    /// Rounds that are not told yet.
+    pub steps: Vec<CanopyStep>,
+    finish: Option<FinishReason>,
+    pub stats: StreamStats,
+    pub reasoning: String,
+    pub content: String,
+    pub kept_prompt: Vec<PromptToken>,
+    pub kept_tokens: Vec<EmittedToken>,
+}
+
+/// What one update adds.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    pub reasoning: String,
+    pub content: String,
+    pub prompt: Vec<PromptToken>,
+    /// The tokens, when their log-probabilities were asked for.
+    pub tokens: Option<Vec<EmittedToken>>,
+    /// The same as a completion's chunk has them.
+    pub logprobs: Option<CompletionLogprobs>,
+}
+
+impl Step {
+    /// True when there is nothing to tell.
+    pub fn is_silent(&self) -> bool {
+        self.reasoning.is_empty()
+            && self.content.is_empty()
+            && self.tokens.is_none()
+            && self.logprobs.is_none()
+    }
+}
+
+impl Choice {
+    pub fn new(index: usize, start: &ReplyStart) -> Self {
+        Self {
+            index,
+            split: ReasoningSplit::new(start.thinking),
+            pieces: start.model.tokenizer.detokenizer(),
+            echo: start.echo.clone(),
+            text_offset: 0,
+            drafted: 0,
+            bonus: 0,
+            steps: Vec::new(),
+            finish: None,
+            stats: StreamStats::default(),
+            reasoning: String::new(),
+            content: String::new(),
+            kept_prompt: Vec::new(),
+            kept_tokens: Vec::new(),
+        }
+    }
+
+    /// Takes an update in.
+    pub fn take(&mut self, start: &ReplyStart, update: &Update) -> Step {
+        let parts = self.split.push(&update.text);
+        let drafted = update.tokens.iter().filter(|token| token.origin == TokenOrigin::Drafted).count();
+        self.drafted += drafted;
+        self.bonus += update.tokens.len() - drafted;
+        if start.plan.canopy.rounds && (!update.tokens.is_empty() || update.round.is_some()) {
+            let step = rounds::step(self.index, &start.model.tokenizer, &mut self.pieces, update);
+            self.steps.push(step);
+        }
+        let mut step = Step { reasoning: parts.reasoning, content: parts.content, ..Step::default() };
+        let told = !update.tokens.is_empty() || !update.prompt.is_empty();
+        if let Some(echo) = self.echo.take_if(|_| told) {
+            step.content.insert_str(0, &echo);
+        }
+        if start.plan.request.logprobs.is_some() && told {
+            if start.plan.stream && start.shape == Shape::Completion {
+                let offset = &mut self.text_offset;
+                let tokenizer = &start.model.tokenizer;
+                step.logprobs = Some(logprobs::completion(tokenizer, &update.prompt, &update.tokens, offset));
+            } else {
+                step.prompt.clone_from(&update.prompt);
+                step.tokens = Some(update.tokens.clone());
+            }
+        }
+        step
+    }
+
+    /// Ends the choice and releases what was held back.
+    pub fn finish(&mut self, reason: FinishReason, stats: &StreamStats) -> Step {
+        self.finish = Some(reason);
+        self.stats = stats.clone();
+        let rest = self.split.finish();
+        let content = self.echo.take().unwrap_or_default() + &rest.content;
+        Step { reasoning: rest.reasoning, content, ..Step::default() }
+    }
+
+    /// Keeps what a step added for the whole body.
+    pub fn keep(&mut self, step: Step) {
+        self.reasoning.push_str(&step.reasoning);
+        self.content.push_str(&step.content);
+        self.kept_prompt.extend(step.prompt);
+        self.kept_tokens.extend(step.tokens.unwrap_or_default());
+    }
+
+    pub fn ended(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    pub fn finish_reason(&self) -> &'static str {
+        match self.finish {
+            Some(FinishReason::Length) => "length",
+            Some(FinishReason::Cancelled) => "cancelled",
+            Some(FinishReason::TimedOut) => "timeout",
+            Some(FinishReason::Stop) | None => "stop",
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `POST /tokenize` and `POST /detokenize`.
+
+use axum::extract::State;
+
+use crate::error::ApiError;
+use crate::extract::Json;
+use crate::plan::{self, Prompt};
+use crate::routes::generate::{encode, limits};
+use crate::routes::openapi::Errors;
+use crate::state::AppState;
+use crate::types::tokens::{DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest};
+
+/// The tokens of a prompt or a conversation.
+#[utoipa::path(post, path = "/tokenize", tag = "tokens", request_body = TokenizeRequest,
+    responses((status = 200, description = "The tokens", body = TokenizeAnswer), Errors))]
+pub async fn tokenize(
+    State(state): State<AppState>,
+    Json(body): Json<TokenizeRequest>,
+) -> Result<axum::Json<TokenizeAnswer>, ApiError> {
+    limits(&state)?.check_model(body.model.as_deref())?;
+    let model = state.engine().model()?;
+    let text = match (body.prompt, body.messages) {
+        (Some(prompt), None) => prompt,
+        (None, Some(messages)) => {
+            let messages = plan::messages(Some(messages))?;
+            model.tokenizer.chat_prompt(&messages).map_err(|error| {
+                ApiError::field("messages", "a conversation that the model's chat template takes", error)
+            })?
+        }
+        (None, None) => return Err(plan::missing("prompt")),
+        (Some(_), Some(_)) => return Err(ApiError::field("messages", "null beside a prompt", "messages")),
+    };
+    let tokens = encode(&state, Prompt::Text(text)).await?;
+    let token_strs = tokens.iter().map(|&token| model.tokenizer.token_text(token)).collect();
+    let count = tokens.len();
+    Ok(axum::Json(TokenizeAnswer { tokens, token_strs, count, max_model_len: model.context_len }))
+}
+
+/// The text of tokens.
+#[utoipa::path(post, path = "/detokenize", tag = "tokens", request_body = DetokenizeRequest,
+    responses((status = 200, description = "The text", body = DetokenizeAnswer), Errors))]
+pub async fn detokenize(
+    State(state): State<AppState>,
+    Json(body): Json<DetokenizeRequest>,
+) -> Result<axum::Json<DetokenizeAnswer>, ApiError> {
+    let limits = limits(&state)?;
+    limits.check_model(body.model.as_deref())?;
+    let tokens = body.tokens.ok_or_else(|| plan::missing("tokens"))?;
+    if let Some(at) = tokens.iter().position(|&token| token as usize >= limits.vocab_size) {
+        let expected = format!("a token id below {}", limits.vocab_size);
+        return Err(ApiError::field(format!("tokens[{at}]"), expected, tokens[at]));
+    }
+    let prompt = state.engine().model()?.tokenizer.decode(&tokens)?;
+    Ok(axum::Json(DetokenizeAnswer { prompt }))
+}
