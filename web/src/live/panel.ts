@@ -1,5 +1,6 @@
 import { byId, h, perFrame, table, tableFold } from "../dom.ts";
 import type { Picked } from "../store.ts";
+import { depthsOf } from "../tree/tree.ts";
 import type { FeedRound, FeedStats, FeedToken } from "./feed.ts";
 import { drawRound, percent, visible } from "./round-tree.ts";
 
@@ -121,11 +122,10 @@ export class RoundPanel {
 
 /** A round's draft tree for the picker. */
 export function pickedFrom(round: FeedRound, name: string): Picked {
-  const depths: number[] = [];
-  for (const { parent } of round.nodes) depths.push(parent < 0 ? 0 : depths[parent]! + 1);
+  const parents = round.nodes.map(({ parent }) => parent);
   return {
     name,
-    tree: { parents: round.nodes.map(({ parent }) => parent), depths },
+    tree: { parents, depths: depthsOf(parents) },
     labels: round.nodes.map(({ text }) => text),
     probs: round.nodes.map(({ prob }) => prob),
   };

@@ -1,6 +1,6 @@
 import { svg } from "../dom.ts";
 import { layoutTree } from "../tree/layout.ts";
-import { makeTree } from "../tree/tree.ts";
+import { depthsOf } from "../tree/tree.ts";
 import type { FeedRound } from "./feed.ts";
 
 /** A token's text with its blanks made visible. */
@@ -53,7 +53,8 @@ const NARROW = { ...WIDE, width: 80, boxWidth: 64, letters: 7 };
 export function drawRound(round: FeedRound): SVGSVGElement {
   const cell = window.innerWidth < 640 ? NARROW : WIDE;
   const nodes = arrange(round);
-  const { across, along, width: rows, depth } = layoutTree(makeLarge(nodes.map(({ parent }) => parent)), true);
+  const parents = nodes.map(({ parent }) => parent);
+  const { across, along, width: rows, depth } = layoutTree({ parents, depths: depthsOf(parents) }, true);
   const x = (at: number) => cell.margin + along[at]! * cell.width;
   const y = (at: number) => cell.margin + across[at]! * cell.height;
   const width = 2 * cell.margin + depth * cell.width + cell.boxWidth;
@@ -77,12 +78,4 @@ export function drawRound(round: FeedRound): SVGSVGElement {
     ));
   });
   return picture;
-}
-
-/** A tree of a full round and its bonus token may have one node more than the kernels take. */
-function makeLarge(parents: number[]) {
-  if (parents.length <= 256) return makeTree(parents);
-  const depths: number[] = [];
-  for (const parent of parents) depths.push(parent < 0 ? 0 : depths[parent]! + 1);
-  return { parents, depths };
 }

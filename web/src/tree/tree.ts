@@ -37,6 +37,13 @@ export function makeTree(parents: readonly number[]): DraftTree {
   return { parents: [...parents], depths };
 }
 
+/** Depths by parent links alone, for a parent array that is known to be in order. */
+export function depthsOf(parents: readonly number[]): number[] {
+  const depths: number[] = [];
+  for (const parent of parents) depths.push(parent < 0 ? 0 : depths[parent]! + 1);
+  return depths;
+}
+
 export function maxDepth(tree: DraftTree): number {
   return tree.depths.reduce((most, depth) => Math.max(most, depth), 0);
 }

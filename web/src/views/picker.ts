@@ -2,7 +2,7 @@ import { byId, h } from "../dom.ts";
 import type { Order, Picked, Store } from "../store.ts";
 import { parseParents } from "../tree/parse.ts";
 import * as shapes from "../tree/shapes.ts";
-import { type DraftTree, maxDepth } from "../tree/tree.ts";
+import { type DraftTree, depthsOf, maxDepth } from "../tree/tree.ts";
 
 interface Field {
   name: string;
@@ -121,7 +121,7 @@ export class Picker {
   }
 
   #showRecorded(): void {
-    this.#about.textContent = this.#recorded.length > 0 ? "Rounds that the embedded pair drafted and verified; tokens are on the nodes." : "The recorded rounds are not loaded.";
+    this.#about.textContent = this.#recorded.length > 0 ? "Rounds that the embedded pair drafted and verified; tokens stand beside the nodes." : "The recorded rounds are not loaded.";
     const select = h("select", { id: "recorded-round" }, ...this.#recorded.map(({ name }, at) => h("option", { value: at }, name)));
     const pick = () => {
       const chosen = this.#recorded[Number(select.value)];
@@ -173,12 +173,6 @@ export class Picker {
     const facts: [string, number][] = [["nodes", tree.parents.length], ["depth", maxDepth(tree)], ["leaves", leaves]];
     this.#facts.replaceChildren(...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
   }
-}
-
-function depthsOf(parents: readonly number[]): number[] {
-  const depths: number[] = [];
-  for (const parent of parents) depths.push(parent < 0 ? 0 : depths[parent]! + 1);
-  return depths;
 }
 
 function renumbering(mapping: readonly number[]): string {

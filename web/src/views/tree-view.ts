@@ -1,4 +1,5 @@
 import { h, svg, tableFold, table } from "../dom.ts";
+import { visible } from "../live/round-tree.ts";
 import type { Store } from "../store.ts";
 import { layoutTree } from "../tree/layout.ts";
 import { type DraftTree, childrenOf, pathTo } from "../tree/tree.ts";
@@ -14,15 +15,15 @@ interface Geometry {
 const MARGIN = 18;
 
 /** Places in pixels: depth runs down, or to the right where the tree is far deeper than wide. */
-export function geometry(tree: DraftTree, room: number): Geometry {
+export function geometry(tree: DraftTree, room: number, labelled = false): Geometry {
   const { across, along, width, depth } = layoutTree(tree);
-  const lying = depth > 2 * width && room > 480;
+  const lying = !labelled && depth > 2 * width && room > 480;
   const fit = (count: number, space: number, least: number, most: number) =>
     Math.min(most, Math.max(least, count > 0 ? space / count : most));
-  const stepAcross = fit(Math.max(1, width - 1), (lying ? 320 : room) - 2 * MARGIN, 13, 46);
-  const stepAlong = fit(depth, (lying ? room : 450) - 2 * MARGIN, lying ? 19 : 26, 64);
+  const stepAcross = fit(Math.max(1, width - 1), (lying ? 320 : room) - 2 * MARGIN, labelled ? 74 : 13, labelled ? 96 : 46);
+  const stepAlong = fit(depth, (lying ? room : 450) - 2 * MARGIN, lying ? 19 : labelled ? 32 : 26, 64);
   const radius = Math.max(4.5, Math.min(13, 0.42 * Math.min(stepAcross, stepAlong)));
-  const [sizeAcross, sizeAlong] = [(width - 1) * stepAcross + 2 * MARGIN, depth * stepAlong + 2 * MARGIN];
+  const [sizeAcross, sizeAlong] = [(width - 1) * stepAcross + 2 * MARGIN + (labelled ? 56 : 0), depth * stepAlong + 2 * MARGIN];
   const places = across.map((place) => MARGIN + place * stepAcross);
   const steps = along.map((step) => MARGIN + step * stepAlong);
   return lying
@@ -51,7 +52,7 @@ export class TreeView {
 
   draw(): void {
     const { tree, labels } = this.store.picked;
-    const { x, y, width, height, radius } = geometry(tree, this.#box.clientWidth || 600);
+    const { x, y, width, height, radius } = geometry(tree, this.#box.clientWidth || 600, labels !== undefined);
     const drawing = svg("svg", {
       width, height, viewBox: `0 0 ${width} ${height}`, role: "tree",
       "aria-label": `Draft tree of ${tree.parents.length} nodes; arrow keys move between parent, children and siblings`,
@@ -69,6 +70,7 @@ export class TreeView {
       if (radius >= 7) {
         group.append(svg("text", { x: x[node], y: y[node], dy: "0.34em", "font-size": Math.min(12, radius * (node > 99 ? 0.78 : 0.95)) }, String(node)));
       }
+      if (labels) group.append(svg("text", { class: "node-label", x: x[node]! + radius + 4, y: y[node], dy: "0.34em" }, shorten(visible(labels[node]!))));
       group.addEventListener("pointerenter", () => this.store.look(node));
       group.addEventListener("click", () => this.focus(node));
       group.addEventListener("focus", () => this.store.look(node));
@@ -76,6 +78,9 @@ export class TreeView {
     });
     drawing.append(svg("g", {}, ...this.#edges), svg("g", {}, ...this.#nodes));
     this.#box.replaceChildren(drawing);
+    // A tree that is wider than its box shows the root first.
+    this.#box.scrollLeft = x[0]! - this.#box.clientWidth / 2;
+    this.#box.scrollTop = y[0]! - this.#box.clientHeight / 2;
   }
 
   focus(node: number): void {
@@ -112,6 +117,10 @@ export class TreeView {
     ]);
     return table(`${this.store.picked.name}: ${tree.parents.length} nodes`, head, rows);
   }
+}
+
+function shorten(text: string): string {
+  return text.length > 8 ? `${text.slice(0, 7)}…` : text;
 }
 
 /** Where an arrow key leads from a node. */
