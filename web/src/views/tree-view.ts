@@ -36,6 +36,7 @@ export class TreeView {
   readonly element: HTMLElement;
   readonly #box = h("div", { class: "tree-box" });
   #nodes: SVGGElement[] = [];
+  #labels: SVGTextElement[] = [];
   #edges: (SVGPathElement | null)[] = [];
 
   constructor(private readonly store: Store) {
@@ -70,13 +71,15 @@ export class TreeView {
       if (radius >= 7) {
         group.append(svg("text", { x: x[node], y: y[node], dy: "0.34em", "font-size": Math.min(12, radius * (node > 99 ? 0.78 : 0.95)) }, String(node)));
       }
-      if (labels) group.append(svg("text", { class: "node-label", x: x[node]! + radius + 4, y: y[node], dy: "0.34em" }, shorten(visible(labels[node]!))));
       group.addEventListener("pointerenter", () => this.store.look(node));
       group.addEventListener("click", () => this.focus(node));
       group.addEventListener("focus", () => this.store.look(node));
       return group;
     });
-    drawing.append(svg("g", {}, ...this.#edges), svg("g", {}, ...this.#nodes));
+    // Beside the nodes, not in them: a node's accessible name says its token already.
+    this.#labels = (labels ?? []).map((label, node) =>
+      svg("text", { class: "node-label", x: x[node]! + radius + 4, y: y[node], dy: "0.34em" }, shorten(visible(label))));
+    drawing.append(svg("g", {}, ...this.#edges), svg("g", { "aria-hidden": "true" }, ...this.#labels), svg("g", {}, ...this.#nodes));
     this.#box.replaceChildren(drawing);
     // A tree that is wider than its box shows the root first.
     this.#box.scrollLeft = x[0]! - this.#box.clientWidth / 2;
@@ -95,6 +98,7 @@ export class TreeView {
       group.classList.toggle("on-path", path.has(at));
       group.classList.toggle("looked-at", at === node);
     });
+    this.#labels.forEach((label, at) => label.classList.toggle("on-path", path.has(at)));
     this.#edges.forEach((edge, at) => edge?.classList.toggle("on-path", path.has(at)));
   }
 
