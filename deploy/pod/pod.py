@@ -70,7 +70,7 @@ def pod():
 def seconds_up(info, now=None):
     """Since the pod's last start; since its creation where the API does not say."""
     started = info.get("lastStartedAt") or state()["created"]
-    started = datetime.datetime.fromisoformat(started.replace(" UTC", "").replace(" +0000", "").strip())
+    started = datetime.datetime.fromisoformat(started.replace(" UTC", "").replace(" +0000", "").replace("Z", "+00:00").strip())
     if started.tzinfo is None:
         started = started.replace(tzinfo=datetime.timezone.utc)
     now = now or datetime.datetime.now(datetime.timezone.utc)

@@ -94,6 +94,9 @@ class PodTest(unittest.TestCase):
         self.assertEqual(self.run_pod("ssh-info").stdout, "ssh -p 10022 root@192.0.2.7\n")
         self.age(1.5)
         self.assertEqual(self.run_pod("cost").stdout, "6.00 USD\n")
+        # As the API writes them: the price as text, the time with a Z.
+        Fake.pods["p1"].update(costPerHr="4.00", lastStartedAt=Fake.pods["p1"]["lastStartedAt"][:23] + "Z")
+        self.assertEqual(self.run_pod("cost").stdout, "6.00 USD\n")
         self.assertEqual(self.run_pod("stop").returncode, 0)
         self.assertIn("EXITED", self.run_pod("status").stdout)
         self.assertEqual(self.run_pod("terminate").returncode, 0)
