@@ -41,4 +41,4 @@ for (const [name, value] of Object.entries(files)) {
   if (!process.argv.includes("--check")) writeFileSync(path, text);
 }
 const said = Object.entries(files).map(([name, value]) => `${name} ${Object.values(value).reduce((sum, list) => sum + list.length, 0)} rows`);
-console.log(`${said.join(", ")}; ${stale === 0 ? "all current" : `${stale} ${process.argv.includes("--check") ? "older than bench/results: run npm run results && npm run build" : "written"}`}`);
+console.log(`${said.join(", ")}; ${stale === 0 ? "all current" : `${stale} ${process.argv.includes("--check") ? "older than bench/results: run npm run build in web/" : "written"}`}`);
