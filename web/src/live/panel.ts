@@ -2,7 +2,7 @@ import { byId, h, perFrame, table, tableFold } from "../dom.ts";
 import type { Picked } from "../store.ts";
 import { depthsOf } from "../tree/tree.ts";
 import type { FeedRound, FeedStats, FeedToken } from "./feed.ts";
-import { drawRound, percent, visible } from "./round-tree.ts";
+import { drawRound, drawStrip, percent, visible } from "./round-tree.ts";
 
 /** Text, statistics and round trees of one answer, live or played back. */
 export class RoundPanel {
@@ -18,6 +18,7 @@ export class RoundPanel {
   #follow = true;
   #tokens = 0;
   #gained = 0;
+  readonly #strip = byId("round-strip");
   readonly #drawSoon = perFrame(() => this.#draw());
 
   constructor(apart: (picked: Picked) => void) {
@@ -27,6 +28,10 @@ export class RoundPanel {
     this.#apart.addEventListener("click", () => {
       const round = this.#rounds[this.#shown];
       if (round) apart(pickedFrom(round, `Round ${this.#shown + 1} of the answer above`));
+    });
+    this.#strip.addEventListener("click", (event) => {
+      const round = (event.target as Element).getAttribute("data-round");
+      if (round !== null) this.#show(Number(round));
     });
     this.#tree.addEventListener("keydown", (event) => {
       const by = { PageDown: 1, n: 1, PageUp: -1, p: -1 }[event.key];
@@ -48,6 +53,7 @@ export class RoundPanel {
     this.#gained = 0;
     this.#text.replaceChildren(h("span", { class: "prompt" }, prompt));
     this.#tree.replaceChildren(h("p", { class: "quiet" }, "No round yet."));
+    this.#strip.replaceChildren();
     this.#numbers("–", "–");
     this.#pager();
   }
@@ -108,6 +114,7 @@ export class RoundPanel {
     const round = this.#rounds[this.#shown];
     if (!round) return;
     this.#tree.replaceChildren(drawRound(round));
+    this.#strip.replaceChildren(drawStrip(this.#rounds.map(({ path }) => path.length), this.#shown));
     if (this.#fold.open) this.#fold.open = false;
   }
 

@@ -79,3 +79,16 @@ export function drawRound(round: FeedRound): SVGSVGElement {
   });
   return picture;
 }
+
+/** The accepted path's length of every round, a bar each. */
+export function drawStrip(lengths: readonly number[], shown: number): SVGSVGElement {
+  const [step, height] = [10, 36];
+  const most = Math.max(...lengths, 4);
+  const bars = lengths.map((length, at) => {
+    const size = Math.max(2, (length / most) * (height - 2));
+    const bar = svg("rect", { class: at === shown ? "shown" : null, x: at * step, y: height - size, width: step - 3, height: size, rx: 1.5 }, svg("title", {}, `round ${at + 1}: ${length}`));
+    return svg("g", {}, svg("rect", { class: "hit", "data-round": at, x: at * step, y: 0, width: step, height }), bar);
+  });
+  const label = `Accepted path length of ${lengths.length} rounds, from ${Math.min(...lengths)} to ${Math.max(...lengths)}`;
+  return svg("svg", { width: lengths.length * step, height, viewBox: `0 0 ${lengths.length * step} ${height}`, role: "img", "aria-label": label }, ...bars);
+}

@@ -187,6 +187,8 @@ describe.each(WIDTHS)("static page, $name", (size) => {
     expect(await page.locator("#live-text .token.bonus").count()).toBeGreaterThan(1);
     await page.click("#round-previous");
     expect(await page.locator("#round-which").innerText()).toMatch(/^round \d+ of \d+$/);
+    await page.locator("#round-strip .hit").first().click();
+    expect(await page.locator("#round-which").innerText()).toMatch(/^round 1 of /);
     await page.locator("#round-table summary").click();
     await page.locator("#round-table tbody tr").first().waitFor();
     const drawn = await page.locator("#round-tree svg g").count();
