@@ -71,6 +71,16 @@ pub enum Error {
         /// Token position.
         position: usize,
     },
+    /// A stream's constraint and bias leave no token to choose, or its grammar is too much work.
+    #[error("no token can be chosen in stream {stream} at position {position}: {message}")]
+    NoToken {
+        /// Which stream.
+        stream: u64,
+        /// Token position.
+        position: usize,
+        /// Why.
+        message: String,
+    },
     /// A pass over all streams failed; it ends every stream that took part.
     #[error("a round failed: {0}")]
     Round(String),

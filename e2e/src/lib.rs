@@ -1,7 +1,9 @@
 //! Qwen3.5 with a DFlash drafter and DDTree draft trees.
 
 pub mod cache;
+pub mod chat;
 pub mod config;
+pub mod constrain;
 pub mod device;
 pub mod draft;
 pub mod embedded;

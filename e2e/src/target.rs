@@ -46,7 +46,33 @@ pub struct Verified {
 
 /// A saved sequence: recurrent states, conv states, keys and values, and the committed length.
 #[derive(Debug)]
-pub struct Snapshot(pub Box<dyn Any + Send + Sync>);
+pub struct Snapshot {
+    data: Box<dyn Any + Send + Sync>,
+    bytes: usize,
+}
+
+impl Snapshot {
+    /// A snapshot of `bytes` bytes whose form only its maker knows.
+    pub fn new(data: impl Any + Send + Sync, bytes: usize) -> Self {
+        Self { data: Box::new(data), bytes }
+    }
+
+    /// What was saved, when it is a `T`.
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        self.data.downcast_ref()
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Bytes of pairs of tensors.
+pub(crate) fn tensor_bytes(pairs: &[(Tensor, Tensor)]) -> usize {
+    let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
+    pairs.iter().map(|(a, b)| bytes(a) + bytes(b)).sum()
+}
 
 /// A model that verifies packed draft trees. Slots are independent; only `commit` advances a slot.
 pub trait Target: Send {

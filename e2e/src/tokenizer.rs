@@ -8,6 +8,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::decoders::DecoderWrapper;
 
+use crate::chat::ChatInput;
+use crate::constrain::TokenBytes;
 use crate::files::ModelFiles;
 use crate::{Error, Result};
 use chat::ChatTemplate;
@@ -118,8 +120,18 @@ impl Tokenizer {
         messages: &[ChatMessage],
         variables: &Map<String, Value>,
     ) -> Result<String> {
+        let messages = messages.iter().map(|message| serde_json::json!(message)).collect();
+        let input = ChatInput { messages, tools: Vec::new(), variables: variables.clone() };
+        self.render_chat(&input, true)
+    }
+
+    /// Renders a conversation.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when there is no template or the template refuses the conversation.
+    pub fn render_chat(&self, input: &ChatInput, add_generation_prompt: bool) -> Result<String> {
         match &self.inner.template {
-            Some(template) => template.render(messages, variables),
+            Some(template) => template.render(input, add_generation_prompt),
             None => Err(Error::Tokenizer("the model has no chat template".into())),
         }
     }
@@ -137,6 +149,11 @@ impl Tokenizer {
     /// One past the highest token id, added tokens included.
     pub fn vocab_size(&self) -> usize {
         self.inner.vocabulary.len()
+    }
+
+    /// What every token stands for, by id.
+    pub fn token_bytes(&self) -> Vec<TokenBytes> {
+        (0..self.vocab_size() as u32).map(|id| self.inner.vocabulary.token_bytes(id)).collect()
     }
 
     /// A detokeniser for one stream.

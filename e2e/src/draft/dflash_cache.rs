@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use canopy_candle::{AttnDims, DraftBlocks};
 
 use crate::cache::KvPool;
-use crate::target::Snapshot;
+use crate::target::{Snapshot, tensor_bytes};
 use crate::{Error, Result};
 
 /// One sequence's context, saved: rows, and keys and values per layer.
@@ -140,7 +140,8 @@ impl ContextCache {
     /// Saves a slot.
     pub(super) fn snapshot(&self, slot: usize) -> Result<Snapshot> {
         let layers = self.copy(slot)?;
-        Ok(Snapshot(Box::new(Saved { rows: self.lens[slot], layers })))
+        let bytes = tensor_bytes(&layers);
+        Ok(Snapshot::new(Saved { rows: self.lens[slot], layers }, bytes))
     }
 
     /// Puts a saved context into a slot.
@@ -148,7 +149,7 @@ impl ContextCache {
         self.check_slot(slot)?;
         let room = self.capacity - self.block_size;
         let fits = |saved: &&Saved| saved.layers.len() == self.pools.len() && saved.rows <= room;
-        let Some(saved) = snapshot.0.downcast_ref::<Saved>().filter(fits) else {
+        let Some(saved) = snapshot.get::<Saved>().filter(fits) else {
             let expected = "a snapshot that this drafter took".into();
             return Err(Error::Request { field: "snapshot", expected, got: "another".into() });
         };

@@ -2,8 +2,8 @@
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
+use super::choose::{Fault, Rules};
 use super::{EmittedToken, TokenOrigin};
-use crate::Result;
 use crate::sampling::{Sampling, log_probs};
 use crate::tree::CandidateTree;
 
@@ -17,16 +17,32 @@ pub(super) struct Accepted {
 }
 
 /// How a stream's tokens are picked and reported.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Picker {
     pub sampling: Sampling,
     pub logprobs: Option<usize>,
+    /// What changes the target's rows, after the tokens picked so far.
+    pub rules: Option<Rules>,
+}
+
+/// The position at which no token can be picked, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub position: usize,
+    pub fault: Fault,
 }
 
 impl Picker {
-    /// The token at `position` from its row of logits; `None` when the row is not finite.
-    pub fn pick(&self, logits: &[f32], position: usize) -> Option<EmittedToken> {
-        let id = self.sampling.pick(logits, position)?;
+    /// The token at `position` from the target's row of logits; the rules move on to it.
+    pub fn pick(&mut self, logits: &[f32], position: usize) -> Result<EmittedToken, Failure> {
+        let failure = |fault| Failure { position: position - 1, fault };
+        let row = match &mut self.rules {
+            Some(rules) => rules.row(logits).map_err(failure)?,
+            None => logits,
+        };
+        let id = self.sampling.pick(row, position).ok_or_else(|| failure(Fault::NonFinite))?;
+        if let Some(rules) = &mut self.rules {
+            rules.advance(id).map_err(failure)?;
+        }
         let (logprob, top) = match self.logprobs {
             Some(count) => {
                 let (logprob, top) = log_probs(logits, id, count);
@@ -34,7 +50,7 @@ impl Picker {
             }
             None => (None, Vec::new()),
         };
-        Some(EmittedToken { id, origin: TokenOrigin::Bonus, logprob, top })
+        Ok(EmittedToken { id, origin: TokenOrigin::Bonus, logprob, top })
     }
 }
 
@@ -43,20 +59,20 @@ impl Picker {
 /// target's own pick in its exact context, whatever the tree: the text is that of decoding without one.
 ///
 /// # Errors
-/// The position of the first visited node whose row is not finite. Rows off the path are not looked at.
+/// The first visited node from whose row nothing can be picked. Rows off the path are not looked at.
 pub(super) fn walk(
     tree: &CandidateTree,
     logits: &[f32],
-    picker: &Picker,
     start: usize,
-) -> std::result::Result<Accepted, usize> {
+    picker: &mut Picker,
+) -> Result<Accepted, Failure> {
     let vocab = logits.len() / tree.tokens().len();
     let mut accepted = Accepted { path: Vec::new(), tokens: Vec::new() };
     let mut next = Some(0);
     while let Some(node) = next {
         let depth = accepted.path.len();
         let row = &logits[node * vocab..(node + 1) * vocab];
-        let mut token = picker.pick(row, start + depth + 1).ok_or(start + depth)?;
+        let mut token = picker.pick(row, start + depth + 1)?;
         next = tree.child(node, token.id);
         if next.is_some() {
             token.origin = TokenOrigin::Drafted;
@@ -68,7 +84,7 @@ pub(super) fn walk(
 }
 
 /// Calls `read` with the logits `[rows, vocab]` on the host: in place when they are there, else from a copy.
-pub(super) fn with_host_rows<T>(logits: &Tensor, read: impl FnOnce(&[f32]) -> T) -> Result<T> {
+pub(super) fn with_host_rows<T>(logits: &Tensor, read: impl FnOnce(&[f32]) -> T) -> crate::Result<T> {
     let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?;
     let (storage, layout) = logits.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
@@ -82,10 +98,9 @@ mod tests {
     use super::*;
     use crate::tree::{BuildOptions, build_ddtree};
 
-    const GREEDY: Picker = Picker {
-        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0 },
-        logprobs: Some(1),
-    };
+    fn greedy() -> Picker {
+        Picker { sampling: Sampling::default(), logprobs: Some(1), rules: None }
+    }
 
     /// Depth 1: tokens 1 and 2, depth 2: token 0 under both.
     fn tree() -> CandidateTree {
@@ -105,7 +120,7 @@ mod tests {
         let below = tree.child(second, 0).unwrap();
         let mut picks = vec![1usize; tree.tokens().len()];
         (picks[0], picks[second], picks[below]) = (2, 0, 2);
-        let accepted = walk(&tree, &logits(&picks), &GREEDY, 10).unwrap();
+        let accepted = walk(&tree, &logits(&picks), 10, &mut greedy()).unwrap();
         assert_eq!(accepted.path, [0, second, below]);
         let tokens: Vec<_> = accepted.tokens.iter().map(|t| (t.id, t.origin)).collect();
         let (drafted, bonus) = (TokenOrigin::Drafted, TokenOrigin::Bonus);
@@ -119,10 +134,11 @@ mod tests {
         let second = tree.child(0, 2).unwrap();
         let mut rows = logits(&vec![1; tree.tokens().len()]);
         rows[second * 3] = f32::NAN;
-        let accepted = walk(&tree, &rows, &GREEDY, 10).unwrap();
+        let accepted = walk(&tree, &rows, 10, &mut greedy()).unwrap();
         assert!(!accepted.path.contains(&second));
         let first = tree.child(0, 1).unwrap();
         rows[first * 3 + 2] = f32::INFINITY;
-        assert_eq!(walk(&tree, &rows, &GREEDY, 10), Err(11));
+        let failure = Failure { position: 11, fault: Fault::NonFinite };
+        assert_eq!(walk(&tree, &rows, 10, &mut greedy()), Err(failure));
     }
 }

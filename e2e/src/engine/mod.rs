@@ -7,8 +7,10 @@
 mod accept;
 mod auto;
 mod calibrate;
+mod choose;
 mod event;
 mod plan;
+mod prefix;
 mod request;
 mod round;
 mod rules;
@@ -20,10 +22,12 @@ mod stream;
 mod text;
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use canopy_kernels::DraftTree;
 
+use crate::constrain::Grammars;
 use crate::draft::Drafter;
 use crate::target::Target;
 use crate::tokenizer::Tokenizer;
@@ -33,6 +37,7 @@ use auto::Tuner;
 pub use event::{
     EmittedToken, Event, FinishReason, PromptToken, ReportedNode, RoundReport, StreamId, TokenOrigin,
 };
+use prefix::PrefixCache;
 use request::Limits;
 pub use request::{GenerateRequest, Mode, Sampling, Speculation};
 pub use rules::{Constraint, Penalties, Reasoning};
@@ -86,6 +91,9 @@ impl EngineConfig {
             let message = format!("expected 1 to {}, got {}", DraftTree::MAX_NODES, self.prefill_chunk);
             return refuse("prefill_chunk", message);
         }
+        if self.cache_page == 0 {
+            return refuse("cache_page", "expected at least 1, got 0".into());
+        }
         for (key, budget) in [("default_budget", self.default_budget), ("auto_budget", self.auto_budget)] {
             if budget >= DraftTree::MAX_NODES {
                 let message = format!("expected at most {}, got {budget}", DraftTree::MAX_NODES - 1);
@@ -101,6 +109,9 @@ pub struct Engine {
     target: Box<dyn Target>,
     drafter: Option<Box<dyn Drafter>>,
     text: Arc<dyn TokenText>,
+    prefixes: PrefixCache,
+    /// Made for the first constraint.
+    grammars: Option<Grammars>,
     config: EngineConfig,
     limits: Limits,
     tuner: Tuner,
@@ -163,6 +174,8 @@ impl Engine {
             target,
             drafter,
             text,
+            prefixes: PrefixCache::new(config.cache_bytes, config.cache_page),
+            grammars: None,
             config,
             limits,
             tuner,
@@ -178,7 +191,8 @@ impl Engine {
     /// One round over all running streams, prompt chunks of the joining ones in the same pass. Empty when idle.
     ///
     /// A stream whose logits are not finite ends with [`Event::Failed`], the others go on. When the pass itself
-    /// fails, every running stream ends so, and the waiting ones start with the next step.
+    /// fails or panics, every running stream ends so, their slots are emptied, and the waiting ones start with the
+    /// next step.
     ///
     /// # Errors
     /// None at present: failures are events of the streams that they end.
@@ -190,8 +204,10 @@ impl Engine {
         } else {
             let span = tracing::debug_span!("round", streams = self.running.len()).entered();
             self.counters.rounds += 1;
-            if let Err(error) = self.round() {
+            let told = self.events.len();
+            if let Err(error) = contained(|| self.round()) {
                 self.counters.failed_rounds += 1;
+                self.events.truncate(told);
                 self.fail_all(&error);
             }
             drop(span);
@@ -215,7 +231,7 @@ impl Engine {
             rounds,
             failed_rounds,
             non_finite,
-            cache: CacheStats::default(),
+            cache: self.prefixes.stats(),
         }
     }
 
@@ -223,4 +239,14 @@ impl Engine {
     pub fn has_drafter(&self) -> bool {
         self.limits.drafter
     }
+}
+
+/// Runs `work`; a panic in it becomes an error. Whoever calls this gives up what `work` was changing: the streams of a
+/// round end and their slots are emptied, a slot that cannot be emptied is not used again.
+fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)");
+        Err(Error::Round(format!("a panic: {text}")))
+    })
 }

@@ -6,6 +6,7 @@ use candle_core::Tensor;
 use canopy_kernels::DraftTree;
 
 use super::auto::{Candidate, Fixed, draft_load};
+use super::choose::Rules;
 use super::stream::joined;
 use super::{Engine, Mode, StageTimes, Stream};
 use crate::Result;
@@ -17,6 +18,9 @@ use crate::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtree_fro
 const AUTO_TOP_K: usize = 10;
 /// Feature rows that a stream takes in after an ordinary round; more are a prompt or a plain phase catching up.
 const ORDINARY_ROWS: usize = 32;
+
+/// How many times the nodes that a stream may verify are drawn when a grammar is going to prune them.
+const PRUNED_FROM: usize = 3;
 
 /// What one stream verifies in a round.
 pub(super) enum Rows {
@@ -52,7 +56,11 @@ impl Work {
         match &self.rows {
             Rows::Prompt(count) => {
                 let tokens = stream.prompt[stream.prefilled..][..*count].to_vec();
-                let logits = if *count == stream.unread() { LogitRows::Last } else { LogitRows::None };
+                let logits = match &stream.prompt_logprobs {
+                    Some(_) => LogitRows::All,
+                    None if *count == stream.unread() => LogitRows::Last,
+                    None => LogitRows::None,
+                };
                 Ok(VerifyStream { slot, tokens, tree: DraftTree::chain(*count)?, logits })
             }
             Rows::Tree { tree, .. } => {
@@ -100,18 +108,12 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Prompt rows of this round: the streams that joined first read first, at most a chunk over all of them.
+    /// Prompt rows of this round, at most a chunk over all streams and shared out fairly among those that read.
     fn prompt_chunks(&self) -> Vec<Work> {
-        let mut left = self.config.prefill_chunk;
-        let mut work = Vec::new();
-        for (index, stream) in self.running.iter().enumerate() {
-            let count = stream.unread().min(left);
-            if count > 0 {
-                left -= count;
-                work.push(Work { index, rows: Rows::Prompt(count) });
-            }
-        }
-        work
+        let readable: Vec<usize> = self.running.iter().map(Stream::readable).collect();
+        let shares = fair_shares(&readable, self.config.prefill_chunk);
+        let chunk = |(index, count): (usize, usize)| Work { index, rows: Rows::Prompt(count) };
+        shares.into_iter().enumerate().filter(|&(_, count)| count > 0).map(chunk).collect()
     }
 
     /// The drafts of this round, and `(index, root)` of the streams that verify their root alone.
@@ -201,19 +203,37 @@ impl Engine {
                 Mode::Auto => AUTO_TOP_K,
                 Mode::Ar | Mode::Tree => usize::MAX,
             };
-            let options = BuildOptions { budget: draft.budget, top_k };
+            let grammar = self.running[draft.index].picker.rules.as_ref().and_then(Rules::drafted_grammar);
+            // A grammar prunes the tree: a larger one is drawn, so that something is left.
+            let budget = match grammar {
+                Some(_) if draft.mode != Mode::Chain => {
+                    (draft.budget * PRUNED_FROM).min(DraftTree::MAX_NODES - 1)
+                }
+                _ => draft.budget,
+            };
+            let options = BuildOptions { budget, top_k };
             let marginals = Marginals::from_tensor(logits, options)?;
-            trees.push(match draft.mode {
-                Mode::Chain => chain_from(&marginals, draft.root, options)?,
-                Mode::Ar | Mode::Tree => ddtree_from(&marginals, draft.root, options)?,
+            let (mut tree, mut nodes) = match draft.mode {
+                Mode::Chain => (chain_from(&marginals, draft.root, options)?, Vec::new()),
+                Mode::Ar | Mode::Tree => (ddtree_from(&marginals, draft.root, options)?, Vec::new()),
                 Mode::Auto => {
                     let tuning = &self.running[draft.index].tuning;
-                    let (tree, nodes) = self.tuner.build(tuning, &marginals, draft.root, options)?;
-                    auto.push(trees.len());
-                    worth.push(nodes);
-                    tree
+                    self.tuner.build(tuning, &marginals, draft.root, options)?
                 }
-            });
+            };
+            if let Some(grammar) = grammar {
+                let allowed = grammar.allowed(&tree);
+                tree.retain(&allowed)?;
+                tree.truncate(draft.budget)?;
+                let mut kept = allowed.iter();
+                nodes.retain(|_| kept.next() == Some(&true));
+                nodes.truncate(tree.tokens().len());
+            }
+            if draft.mode == Mode::Auto {
+                auto.push(trees.len());
+                worth.push(nodes);
+            }
+            trees.push(tree);
         }
         if !auto.is_empty() {
             let fixed = (0..trees.len()).filter(|tree| !auto.contains(tree));
@@ -225,6 +245,28 @@ impl Engine {
         }
         Ok(trees)
     }
+}
+
+/// `total` shared out among `wanted`, the smallest first: nobody gets more than it wants, and whoever gets less than that
+/// gets no less than anybody else, but for the rounding. What is left over goes to the ones that came first. A short
+/// prompt is thereby read in a number of rounds that depends on the number of streams and not on their prompts.
+fn fair_shares(wanted: &[usize], total: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index] > 0).collect();
+    // With less than one for everybody the first ones go first, so that nobody waits for ever.
+    order.truncate(total);
+    order.sort_by_key(|&index| wanted[index]);
+    let (mut shares, mut left, mut takers) = (vec![0; wanted.len()], total, order.len());
+    for &index in &order {
+        shares[index] = wanted[index].min(left / takers);
+        left -= shares[index];
+        takers -= 1;
+    }
+    for (share, &wanted) in shares.iter_mut().zip(wanted) {
+        let more = left.min(wanted - *share);
+        *share += more;
+        left -= more;
+    }
+    shares
 }
 
 /// Gives the drafter what these streams have committed since it last saw them, in one call. True when no stream had
@@ -248,4 +290,32 @@ struct Speculated {
     mode: Mode,
     horizon: usize,
     budget: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::fair_shares;
+
+    #[test]
+    fn a_short_prompt_is_not_held_up_by_a_long_one() {
+        assert_eq!(fair_shares(&[1900, 5], 128), [123, 5]);
+        assert_eq!(fair_shares(&[1900, 0, 1000, 30], 128), [49, 0, 49, 30]);
+        assert_eq!(fair_shares(&[9, 9, 9], 2), [1, 1, 0]);
+        assert_eq!(fair_shares(&[], 4), [] as [usize; 0]);
+    }
+
+    proptest! {
+        /// All of the total is used while anybody wants more, and nobody waits behind one who gets more.
+        #[test]
+        fn shares_are_fair(wanted in prop::collection::vec(0usize..300, 0..9), total in 1usize..200) {
+            let shares = fair_shares(&wanted, total);
+            prop_assert_eq!(shares.iter().sum::<usize>(), total.min(wanted.iter().sum()));
+            let least = total / wanted.iter().filter(|&&w| w > 0).count().max(1);
+            for (share, wanted) in shares.iter().zip(&wanted) {
+                prop_assert!(share <= wanted && *share >= least.min(*wanted));
+            }
+        }
+    }
 }

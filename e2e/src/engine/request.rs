@@ -169,18 +169,39 @@ impl Limits {
         Ok(())
     }
 
-    /// What this engine does not serve is refused, never ignored.
     fn check_rules(&self, request: &GenerateRequest) -> Result<()> {
-        let unserved = [
-            ("penalties", !request.penalties.is_off()),
-            ("logit_bias", !request.logit_bias.is_empty()),
-            ("min_tokens", request.min_tokens > 0),
-            ("constraint", request.constraint != Constraint::None),
-            ("reasoning", request.reasoning.is_some()),
-            ("prompt_logprobs", request.prompt_logprobs.is_some()),
-        ];
-        match unserved.into_iter().find(|(_, asked)| *asked) {
-            Some((field, _)) => Err(refuse(field, "none (not served yet)", "some")),
+        let Penalties { repetition, presence, frequency } = request.penalties;
+        if !(0.01..=100.0).contains(&repetition) {
+            return Err(refuse("repetition_penalty", "0.01 to 100", repetition));
+        }
+        for (field, penalty) in [("presence_penalty", presence), ("frequency_penalty", frequency)] {
+            if !(-2.0..=2.0).contains(&penalty) {
+                return Err(refuse(field, "-2 to 2", penalty));
+            }
+        }
+        for &(id, bias) in &request.logit_bias {
+            if id as usize >= self.vocab {
+                return Err(refuse("logit_bias", format!("ids below {}", self.vocab), id));
+            }
+            if !(-100.0..=100.0).contains(&bias) && bias != f32::NEG_INFINITY {
+                return Err(refuse("logit_bias", "-100 to 100, or negative infinity", bias));
+            }
+        }
+        if request.min_tokens > request.max_tokens {
+            return Err(refuse(
+                "min_tokens",
+                format!("at most max_tokens = {}", request.max_tokens),
+                request.min_tokens,
+            ));
+        }
+        match &request.reasoning {
+            Some(Reasoning { end, .. }) if end.is_empty() => {
+                Err(refuse("reasoning", "at least one token that ends the thought", "none"))
+            }
+            Some(Reasoning { end, .. }) => match end.iter().find(|&&id| id as usize >= self.vocab) {
+                Some(id) => Err(refuse("reasoning", format!("token ids below {}", self.vocab), id)),
+                None => Ok(()),
+            },
             None => Ok(()),
         }
     }
@@ -270,6 +291,21 @@ mod tests {
         assert_eq!(refused(true, |r| r.stop = vec!["a".into(), String::new()]), Some("stop"));
         assert_eq!(refused(true, |r| r.stop_tokens = vec![10]), Some("stop_tokens"));
         assert_eq!(refused(true, |r| r.logprobs = Some(11)), Some("logprobs"));
+        assert_eq!(refused(true, |r| r.prompt_logprobs = Some(11)), Some("prompt_logprobs"));
+        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert_eq!(refused(true, |r| r.penalties.repetition = bad), Some("repetition_penalty"));
+        }
+        assert_eq!(refused(true, |r| r.penalties.presence = 2.1), Some("presence_penalty"));
+        assert_eq!(refused(true, |r| r.penalties.frequency = f32::NAN), Some("frequency_penalty"));
+        for bad in [(10, 0.0), (1, 101.0), (1, f32::NAN), (1, f32::INFINITY)] {
+            assert_eq!(refused(true, |r| r.logit_bias = vec![bad]), Some("logit_bias"));
+        }
+        assert_eq!(refused(true, |r| r.logit_bias = vec![(1, f32::NEG_INFINITY)]), None);
+        assert_eq!(refused(true, |r| r.min_tokens = 5), Some("min_tokens"));
+        for end in [vec![], vec![10]] {
+            let reasoning = Reasoning { end, budget: None };
+            assert_eq!(refused(true, |r| r.reasoning = Some(reasoning)), Some("reasoning"));
+        }
     }
 
     #[test]

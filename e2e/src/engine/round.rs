@@ -4,14 +4,16 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 
-use super::accept::{Accepted, walk, with_host_rows};
+use super::accept::{Accepted, Failure, walk, with_host_rows};
 use super::auto::Tuner;
+use super::choose::Fault;
 use super::plan::{Plan, Rows, Work};
-use super::stream::Emission;
-use super::{Engine, Event, ReportedNode, RoundReport, StageTimes};
+use super::stream::{Emission, Stream};
+use super::{Engine, Event, PromptToken, ReportedNode, RoundReport, StageTimes};
+use crate::Error;
+use crate::sampling::{argmax, log_probs};
 use crate::target::Verified;
 use crate::tree::CandidateTree;
-use crate::{Error, Result};
 
 /// What a round did to one stream.
 struct Outcome {
@@ -21,25 +23,25 @@ struct Outcome {
     walked: Option<(Vec<usize>, u32)>,
     /// What became visible; `None` for a prompt chunk that is not the last.
     emission: Option<Emission>,
-    /// Position of the first value that is not finite.
-    failed: Option<usize>,
+    /// Why the stream cannot go on.
+    failed: Option<Failure>,
 }
 
 impl Outcome {
-    fn failed(position: usize) -> Self {
-        Self { path: Vec::new(), walked: None, emission: None, failed: Some(position) }
+    fn failed(failure: Failure) -> Self {
+        Self { path: Vec::new(), walked: None, emission: None, failed: Some(failure) }
     }
 }
 
 impl Engine {
     /// One round over all running streams. On an error no event has been reported.
-    pub(super) fn round(&mut self) -> Result<()> {
+    pub(super) fn round(&mut self) -> crate::Result<()> {
         let mut times = StageTimes::default();
         let plan = self.plan(&mut times)?;
         let clock = Instant::now();
         let span = tracing::debug_span!("verify").entered();
         let streams = plan.work.iter().map(|work| work.verify(&self.running[work.index]));
-        let verified = self.target.verify(&streams.collect::<Result<Vec<_>>>()?)?;
+        let verified = self.target.verify(&streams.collect::<crate::Result<Vec<_>>>()?)?;
         drop(span);
         times.verify = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
@@ -52,6 +54,11 @@ impl Engine {
         let paths: Vec<Vec<usize>> = outcomes.iter().map(|outcome| outcome.path.clone()).collect();
         self.target.commit(&paths)?;
         self.keep_features(&plan.work, &verified, &paths)?;
+        for (work, outcome) in plan.work.iter().zip(&outcomes) {
+            if let (Rows::Prompt(count), None) = (&work.rows, &outcome.failed) {
+                self.save_prefix(work.index, self.running[work.index].prefilled + count)?;
+            }
+        }
         drop(span);
         times.commit = clock.elapsed().as_secs_f64();
         self.learn(&plan, &outcomes, &times);
@@ -59,7 +66,7 @@ impl Engine {
         Ok(())
     }
 
-    fn accept(&mut self, work: &[Work], verified: &Verified) -> Result<Vec<Outcome>> {
+    fn accept(&mut self, work: &[Work], verified: &Verified) -> crate::Result<Vec<Outcome>> {
         let vocab = self.limits.vocab;
         let mut accept_all = |logits: &[f32]| {
             let rows = verified.logit_rows.windows(2).map(|w| &logits[w[0] * vocab..w[1] * vocab]);
@@ -72,21 +79,16 @@ impl Engine {
     }
 
     fn accept_one(&mut self, work: &Work, logits: &[f32]) -> Outcome {
+        let vocab = self.limits.vocab;
         let stream = &mut self.running[work.index];
+        let start = stream.start();
         match &work.rows {
-            Rows::Prompt(count) => {
-                let path = (0..*count).collect();
-                if logits.is_empty() {
-                    return Outcome { path, walked: None, emission: None, failed: None };
-                }
-                let Some(token) = stream.picker.pick(logits, stream.prompt.len()) else {
-                    return Outcome::failed(stream.prompt.len() - 1);
-                };
-                let emission = Some(stream.output.push(vec![token]));
-                Outcome { path, walked: None, emission, failed: None }
-            }
-            Rows::Tree { tree, .. } => match walk(tree, logits, &stream.picker, stream.start()) {
-                Err(position) => Outcome::failed(position),
+            Rows::Prompt(count) => match accept_prompt(stream, *count, logits, vocab) {
+                Err(failure) => Outcome::failed(failure),
+                Ok(emission) => Outcome { path: (0..*count).collect(), walked: None, emission, failed: None },
+            },
+            Rows::Tree { tree, .. } => match walk(tree, logits, start, &mut stream.picker) {
+                Err(failure) => Outcome::failed(failure),
                 Ok(Accepted { path, tokens }) => {
                     let walked = tokens.last().map(|bonus| (path.clone(), bonus.id));
                     let emission = stream.output.push(tokens);
@@ -100,7 +102,12 @@ impl Engine {
     }
 
     /// Keeps the committed tokens' target features for the drafter.
-    fn keep_features(&mut self, work: &[Work], verified: &Verified, paths: &[Vec<usize>]) -> Result<()> {
+    fn keep_features(
+        &mut self,
+        work: &[Work],
+        verified: &Verified,
+        paths: &[Vec<usize>],
+    ) -> crate::Result<()> {
         let (Some(features), Some(drafter)) = (&verified.features, self.drafter.as_deref_mut()) else {
             return Ok(());
         };
@@ -147,12 +154,16 @@ impl Engine {
     fn report(&mut self, work: Vec<Work>, outcomes: Vec<Outcome>, times: StageTimes) {
         let mut ended = Vec::new();
         for (work, outcome) in work.into_iter().zip(outcomes) {
+            let failed = outcome.failed.is_some();
             if self.report_one(&work, outcome, times) {
-                ended.push(work.index);
+                ended.push((work.index, failed));
             }
         }
-        for index in ended.into_iter().rev() {
+        for (index, failed) in ended.into_iter().rev() {
             let stream = self.running.remove(index);
+            if failed {
+                self.forget(&stream);
+            }
             self.release(stream.slot);
         }
     }
@@ -160,9 +171,14 @@ impl Engine {
     /// True when the stream has ended.
     fn report_one(&mut self, work: &Work, outcome: Outcome, times: StageTimes) -> bool {
         let stream = &mut self.running[work.index];
-        if let Some(position) = outcome.failed {
-            let error = Error::NonFinite { stream: stream.id.0, position };
-            self.counters.non_finite += 1;
+        if let Some(Failure { position, fault }) = outcome.failed {
+            let error = match fault {
+                Fault::NonFinite => {
+                    self.counters.non_finite += 1;
+                    Error::NonFinite { stream: stream.id.0, position }
+                }
+                Fault::Rules(message) => Error::NoToken { stream: stream.id.0, position, message },
+            };
             self.events.push((stream.id, Event::Failed(error)));
             return true;
         }
@@ -190,6 +206,9 @@ impl Engine {
         let Some(Emission { text, tokens, finish }) = outcome.emission else { return false };
         if stream.stats.completion_tokens == 0 {
             stream.stats.first_token = stream.submitted.elapsed().as_secs_f64();
+            if let Some(prompt) = stream.prompt_logprobs.take() {
+                self.events.push((stream.id, Event::Prompt(prompt.tokens)));
+            }
         }
         stream.stats.completion_tokens += tokens.len();
         stream.root = tokens.last().map(|token| token.id);
@@ -199,6 +218,32 @@ impl Engine {
         self.events.push((stream.id, Event::Done { reason, stats }));
         true
     }
+}
+
+/// Reads the logits of a prompt chunk: every row's for the prompt's log-probabilities when they are wanted, the last
+/// row's for the first token.
+fn accept_prompt(
+    stream: &mut Stream,
+    count: usize,
+    logits: &[f32],
+    vocab: usize,
+) -> Result<Option<Emission>, Failure> {
+    let length = stream.prompt.len();
+    if let Some(wanted) = &mut stream.prompt_logprobs {
+        for (position, row) in (stream.prefilled + 1..).zip(logits.chunks(vocab)) {
+            let Some(&id) = stream.prompt.get(position) else { break };
+            if argmax(row).is_none() {
+                return Err(Failure { position: position - 1, fault: Fault::NonFinite });
+            }
+            let (logprob, top) = log_probs(row, id, wanted.top);
+            wanted.tokens.push(PromptToken { id, logprob: Some(logprob), top });
+        }
+    }
+    if stream.prefilled + count < length {
+        return Ok(None);
+    }
+    let token = stream.picker.pick(&logits[logits.len() - vocab..], length)?;
+    Ok(Some(stream.output.push(vec![token])))
 }
 
 fn reported(tree: &CandidateTree) -> Vec<ReportedNode> {

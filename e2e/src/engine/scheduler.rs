@@ -3,15 +3,22 @@
 use std::time::Instant;
 
 use super::accept::Picker;
+use super::choose::Rules;
+use super::prefix::Saved;
 use super::request::refuse;
-use super::stream::{Output, PendingFeatures, Stream};
-use super::{Engine, Event, FinishReason, GenerateRequest, Mode, Speculation, StreamId, StreamStats};
+use super::stream::{Output, PendingFeatures, PromptLogprobs, Stream, ends};
+use super::{
+    Constraint, Engine, Event, FinishReason, GenerateRequest, Mode, PromptToken, Speculation, StreamId,
+    StreamStats, contained,
+};
+use crate::constrain::{Grammar, Grammars};
 use crate::{Error, Result};
 
 /// A checked request without a slot.
 pub(super) struct Waiting {
     id: StreamId,
     request: GenerateRequest,
+    grammar: Option<Grammar>,
     submitted: Instant,
 }
 
@@ -23,13 +30,33 @@ impl Engine {
     /// queue is full.
     pub fn submit(&mut self, request: GenerateRequest) -> Result<StreamId> {
         self.limits.check(&request)?;
+        let grammar = self.grammar(&request)?;
         if self.waiting.len() >= self.config.max_waiting + self.free.len() {
             return Err(Error::Full { running: self.running.len(), waiting: self.waiting.len() });
         }
         let id = StreamId(self.next_id);
         self.next_id += 1;
-        self.waiting.push_back(Waiting { id, request, submitted: Instant::now() });
+        self.waiting.push_back(Waiting { id, request, grammar, submitted: Instant::now() });
         Ok(id)
+    }
+
+    /// The grammar of a request's constraint.
+    fn grammar(&mut self, request: &GenerateRequest) -> Result<Option<Grammar>> {
+        if request.constraint == Constraint::None {
+            return Ok(None);
+        }
+        if request.ignore_eos {
+            return Err(refuse("ignore_eos", "false with a constraint, whose text ends", true));
+        }
+        if self.grammars.is_none() {
+            let tokens = self.text.token_bytes();
+            let tokens = tokens.ok_or_else(|| refuse("constraint", "none (unknown vocabulary)", "some"))?;
+            self.grammars = Some(Grammars::new(&tokens, self.text.stop_tokens())?);
+        }
+        match &self.grammars {
+            Some(grammars) => grammars.compile(&request.constraint),
+            None => Ok(None),
+        }
     }
 
     /// Ends a stream; its slot is free before the next step, which reports it as cancelled. Unknown ids are ignored:
@@ -95,13 +122,20 @@ impl Engine {
         while !self.waiting.is_empty() {
             let Some(slot) = self.free.pop() else { return };
             let Some(waiting) = self.waiting.pop_front() else { return };
-            let stream = self.start(waiting, slot);
+            let (reuse, save_at) = (waiting.request.reuse_prefix, waiting.request.save_at);
+            let mut stream = self.start(waiting, slot);
+            if reuse && stream.prompt_logprobs.is_none() && !self.prefixes.is_off() {
+                self.reuse(&mut stream, save_at);
+            }
             self.running.push(stream);
         }
     }
 
     fn start(&self, waiting: Waiting, slot: usize) -> Stream {
-        let Waiting { id, request, submitted } = waiting;
+        let Waiting { id, request, grammar, submitted } = waiting;
+        let rules = Rules::new(&request, ends(self.text.as_ref(), &request), grammar);
+        // Nothing predicts the first token.
+        let first = PromptToken { id: request.prompt[0], logprob: None, top: Vec::new() };
         let limit = request.max_tokens.min(self.limits.context - request.prompt.len());
         let drafts = request.speculation.mode != Mode::Ar && self.drafter.is_some();
         let stats = StreamStats { prompt_tokens: request.prompt.len(), ..StreamStats::default() };
@@ -111,9 +145,12 @@ impl Engine {
             output: Output::new(&self.text, &request, limit),
             prompt: request.prompt,
             prefilled: 0,
+            saves: Vec::new(),
+            saved: Vec::new(),
             root: None,
             limit,
-            picker: Picker { sampling: request.sampling, logprobs: request.logprobs },
+            picker: Picker { sampling: request.sampling, logprobs: request.logprobs, rules },
+            prompt_logprobs: request.prompt_logprobs.map(|top| PromptLogprobs { top, tokens: vec![first] }),
             speculation: request.speculation,
             report_rounds: request.report_rounds,
             deadline: request.deadline,
@@ -124,11 +161,73 @@ impl Engine {
         }
     }
 
+    /// Puts the longest saved prefix of the prompt into the stream's slot, and plans what of it to save.
+    fn reuse(&mut self, stream: &mut Stream, save_at: Option<usize>) {
+        let slot = stream.slot;
+        let Self { prefixes, target, drafter, .. } = self;
+        if let Some((key, saved)) = prefixes.find(&stream.prompt, stream.features.is_some()) {
+            let restored = contained(|| {
+                target.restore(slot, &saved.target)?;
+                match (drafter, &saved.drafter) {
+                    (Some(drafter), Some(context)) if stream.features.is_some() => {
+                        drafter.restore(slot, context)
+                    }
+                    _ => Ok(()),
+                }
+            });
+            match restored {
+                Ok(()) => (stream.prefilled, stream.stats.cached_tokens) = (key.len, key.len),
+                Err(error) => {
+                    tracing::error!(slot, %error, "a saved prefix cannot be used");
+                    prefixes.remove(key);
+                    let emptied = contained(|| {
+                        target.reset(slot)?;
+                        self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reset(slot))
+                    });
+                    if let Err(error) = emptied {
+                        tracing::error!(slot, %error, "its slot cannot be emptied");
+                    }
+                }
+            }
+        }
+        stream.saves = self.prefixes.points(stream.prompt.len(), stream.prefilled, save_at);
+    }
+
+    /// Saves the prompt of a stream that has just committed as much of it as is to be saved.
+    pub(super) fn save_prefix(&mut self, index: usize, committed: usize) -> Result<()> {
+        let stream = &mut self.running[index];
+        if stream.saves.first() != Some(&committed) {
+            return Ok(());
+        }
+        stream.saves.remove(0);
+        let prefix = &stream.prompt[..committed];
+        let Some(key) = self.prefixes.wanted(prefix, stream.features.is_some()) else { return Ok(()) };
+        let drafter = match (&mut stream.features, &mut self.drafter) {
+            (Some(features), Some(drafter)) => {
+                features.flush(stream.slot, drafter.as_mut())?;
+                Some(drafter.snapshot(stream.slot)?)
+            }
+            _ => None,
+        };
+        let target = self.target.snapshot(stream.slot)?;
+        self.prefixes.insert(key, prefix, Saved { target, drafter });
+        stream.saved.push(key);
+        Ok(())
+    }
+
+    /// Forgets the prefixes that a failed stream saved.
+    pub(super) fn forget(&mut self, stream: &Stream) {
+        stream.saved.iter().for_each(|&key| self.prefixes.remove(key));
+    }
+
     /// Empties a slot and makes it free. A slot that cannot be emptied is never used again.
     pub(super) fn release(&mut self, slot: usize) {
-        let target = self.target.reset(slot);
-        let drafter = self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reset(slot));
-        match target.and(drafter) {
+        let emptied = contained(|| {
+            let target = self.target.reset(slot);
+            let drafter = self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reset(slot));
+            target.and(drafter)
+        });
+        match emptied {
             Ok(()) => self.free.push(slot),
             Err(error) => tracing::error!(slot, %error, "a slot cannot be emptied and is out of use"),
         }
@@ -145,6 +244,7 @@ impl Engine {
     pub(super) fn fail_all(&mut self, error: &Error) {
         tracing::error!(%error, "a round failed");
         for stream in std::mem::take(&mut self.running) {
+            self.forget(&stream);
             self.release(stream.slot);
             self.events.push((stream.id, Event::Failed(Error::Round(error.to_string()))));
         }

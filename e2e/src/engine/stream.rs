@@ -8,9 +8,10 @@ use candle_core::Tensor;
 
 use super::accept::Picker;
 use super::auto::StreamTuning;
+use super::prefix::PrefixKey;
 use super::stop::StopMatcher;
 use super::text::{TextDecoder, TokenText};
-use super::{EmittedToken, FinishReason, GenerateRequest, Speculation, StreamId, StreamStats};
+use super::{EmittedToken, FinishReason, GenerateRequest, PromptToken, Speculation, StreamId, StreamStats};
 use crate::Result;
 use crate::draft::Drafter;
 
@@ -31,13 +32,18 @@ pub(super) struct Emission {
     pub finish: Option<FinishReason>,
 }
 
+/// The tokens that end a request's text.
+pub(super) fn ends(text: &dyn TokenText, request: &GenerateRequest) -> Vec<u32> {
+    let own = if request.ignore_eos { &[] } else { text.stop_tokens() };
+    own.iter().chain(&request.stop_tokens).copied().collect()
+}
+
 impl Output {
     pub fn new(text: &Arc<dyn TokenText>, request: &GenerateRequest, limit: usize) -> Self {
-        let own = if request.ignore_eos { &[] } else { text.stop_tokens() };
         Self {
             decoder: Arc::clone(text).decoder(),
             stops: StopMatcher::new(request.stop.clone()),
-            stop_tokens: own.iter().chain(&request.stop_tokens).copied().collect(),
+            stop_tokens: ends(text.as_ref(), request).into_iter().collect(),
             left: limit,
         }
     }
@@ -91,7 +97,12 @@ impl PendingFeatures {
     pub fn push(&mut self, rows: Tensor, slot: usize, drafter: &mut dyn Drafter) -> Result<()> {
         self.count += rows.dim(0)?;
         self.rows.push(rows);
-        if self.count < MOST_PENDING {
+        if self.count < MOST_PENDING { Ok(()) } else { self.flush(slot, drafter) }
+    }
+
+    /// Gives the drafter all waiting rows.
+    pub fn flush(&mut self, slot: usize, drafter: &mut dyn Drafter) -> Result<()> {
+        if self.rows.is_empty() {
             return Ok(());
         }
         self.count = 0;
@@ -113,6 +124,13 @@ pub(super) fn joined(mut rows: Vec<Tensor>) -> Result<Tensor> {
     }
 }
 
+/// Log-probabilities of a prompt's tokens.
+pub(super) struct PromptLogprobs {
+    /// Alternatives per token.
+    pub top: usize,
+    pub tokens: Vec<PromptToken>,
+}
+
 /// A stream that owns a slot.
 pub(super) struct Stream {
     pub id: StreamId,
@@ -120,11 +138,17 @@ pub(super) struct Stream {
     pub prompt: Vec<u32>,
     /// Prompt tokens committed.
     pub prefilled: usize,
+    /// Lengths at which the prompt is still to be saved, rising.
+    pub saves: Vec<usize>,
+    /// Prefixes that it saved, to be forgotten when it fails.
+    pub saved: Vec<PrefixKey>,
     /// Last emitted token, in no state yet; `None` until the prompt is committed.
     pub root: Option<u32>,
     /// Most tokens to emit: `max_tokens`, or what the context leaves.
     pub limit: usize,
     pub picker: Picker,
+    /// The prompt's log-probabilities so far, until they are told.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     pub speculation: Speculation,
     pub report_rounds: bool,
     pub deadline: Option<Instant>,
@@ -150,6 +174,11 @@ impl Stream {
     /// Prompt tokens not committed yet.
     pub fn unread(&self) -> usize {
         self.prompt.len() - self.prefilled
+    }
+
+    /// Prompt tokens that a round may read: none beyond the next length to save.
+    pub fn readable(&self) -> usize {
+        self.saves.first().map_or(self.unread(), |point| point - self.prefilled)
     }
 
     /// Deepest useful draft: a round emits one token more than its depth.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::constrain::TokenBytes;
 use crate::tokenizer::{Detokenizer, Tokenizer};
 
 /// Text of one stream's tokens, whole characters at a time.
@@ -18,6 +19,10 @@ pub trait TokenText: Send + Sync {
     fn stop_tokens(&self) -> &[u32];
     /// A decoder for one stream.
     fn decoder(self: Arc<Self>) -> Box<dyn TextDecoder>;
+    /// What every token stands for, by id; constrained decoding needs it.
+    fn token_bytes(&self) -> Option<Vec<TokenBytes>> {
+        None
+    }
 }
 
 impl TextDecoder for Detokenizer {
@@ -37,5 +42,9 @@ impl TokenText for Tokenizer {
 
     fn decoder(self: Arc<Self>) -> Box<dyn TextDecoder> {
         Box::new(self.detokenizer())
+    }
+
+    fn token_bytes(&self) -> Option<Vec<TokenBytes>> {
+        Some(Tokenizer::token_bytes(self))
     }
 }

@@ -164,13 +164,15 @@ impl Qwen35 {
     pub(super) fn save_slot(&self, slot: usize) -> Result<crate::target::Snapshot> {
         self.check_slot(slot)?;
         let committed = self.committed[slot];
-        let layers = self.layers.iter().map(|layer| layer.save(slot, committed)).collect::<Result<_>>()?;
-        Ok(crate::target::Snapshot(Box::new(Saved { committed, layers })))
+        let layers =
+            self.layers.iter().map(|layer| layer.save(slot, committed)).collect::<Result<Vec<_>>>()?;
+        let bytes = crate::target::tensor_bytes(&layers);
+        Ok(crate::target::Snapshot::new(Saved { committed, layers }, bytes))
     }
 
     pub(super) fn load_slot(&mut self, slot: usize, snapshot: &crate::target::Snapshot) -> Result<()> {
         self.check_slot(slot)?;
-        let saved = snapshot.0.downcast_ref::<Saved>().filter(|saved| self.fits(saved));
+        let saved = snapshot.get::<Saved>().filter(|saved| self.fits(saved));
         let saved = saved.ok_or_else(|| {
             let expected = "a snapshot of a model of this shape, within the context".into();
             Error::Request { field: "snapshot", expected, got: "another".into() }

@@ -8,7 +8,8 @@ use serde::Serialize;
 use serde_json::ser::Formatter;
 use serde_json::{Map, Value};
 
-use super::{ChatMessage, special_token};
+use super::special_token;
+use crate::chat::ChatInput;
 use crate::{Error, Result};
 
 const NAME: &str = "chat_template";
@@ -51,12 +52,15 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens: SPECIAL_TOKENS.into_iter().filter_map(token).collect() })
     }
 
-    /// Renders the conversation with the generation prompt.
-    pub(super) fn render(&self, messages: &[ChatMessage], variables: &Map<String, Value>) -> Result<String> {
+    /// Renders a conversation.
+    pub(super) fn render(&self, input: &ChatInput, add_generation_prompt: bool) -> Result<String> {
         let mut context = self.special_tokens.clone();
-        context.extend(variables.clone());
-        context.insert("messages".into(), serde_json::json!(messages));
-        context.insert("add_generation_prompt".into(), true.into());
+        context.extend(input.variables.clone());
+        context.insert("messages".into(), input.messages.clone().into());
+        if !input.tools.is_empty() {
+            context.insert("tools".into(), input.tools.clone().into());
+        }
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let template = self.environment.get_template(NAME).map_err(template_error)?;
         template.render(minijinja::value::Serde(context)).map_err(template_error)
     }

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::constrain::TokenBytes;
+
 /// The bytes of every token.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
@@ -54,6 +56,14 @@ impl Vocabulary {
             Some(Token::Special(name)) => name.clone(),
             Some(Token::Bytes(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
             Some(Token::Unknown) | None => String::new(),
+        }
+    }
+
+    pub(super) fn token_bytes(&self, id: u32) -> TokenBytes {
+        match self.tokens.get(id as usize) {
+            Some(Token::Special(name)) => TokenBytes::Special(name.clone()),
+            Some(Token::Bytes(bytes)) => TokenBytes::Text(bytes.to_vec()),
+            Some(Token::Unknown) | None => TokenBytes::Unknown,
         }
     }
 

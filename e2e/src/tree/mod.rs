@@ -120,6 +120,34 @@ impl CandidateTree {
         }
     }
 
+    /// Keeps the nodes marked in `keep` whose ancestors are all kept, in their order; the root always.
+    ///
+    /// # Errors
+    /// When `keep` has not one entry per node.
+    pub fn retain(&mut self, keep: &[bool]) -> Result<()> {
+        if keep.len() != self.tokens.len() {
+            return Err(crate::Error::Request {
+                field: "keep",
+                expected: format!("one entry for each of {} nodes", self.tokens.len()),
+                got: keep.len().to_string(),
+            });
+        }
+        let (mut place, mut parents, mut kept) = (vec![None; keep.len()], vec![-1], vec![0]);
+        place[0] = Some(0);
+        for node in (1..keep.len()).filter(|&node| keep[node]) {
+            let Some(parent) = self.tree.parent(node).and_then(|parent| place[parent]) else { continue };
+            place[node] = Some(parents.len() as i32);
+            parents.push(parent);
+            kept.push(node);
+        }
+        self.tree = DraftTree::new(parents)?;
+        self.tokens = kept.iter().map(|&node| self.tokens[node]).collect();
+        self.ranks = kept.iter().map(|&node| self.ranks[node]).collect();
+        self.joint = kept.iter().map(|&node| self.joint[node]).collect();
+        self.log_probs = kept.iter().map(|&node| self.log_probs[node]).collect();
+        Ok(())
+    }
+
     /// Keeps the root and the first `budget` other nodes, which are the best tree of that size.
     pub fn truncate(&mut self, budget: usize) -> Result<()> {
         if budget >= self.budget() {

@@ -2,7 +2,9 @@
 
 mod accept;
 mod batch;
+mod chat;
 mod config;
+mod constrained;
 mod ddtree;
 mod draft_config;
 mod drafter_cli;
@@ -10,13 +12,18 @@ mod drafter_golden;
 mod drafter_rounds;
 mod drafter_streams;
 mod embedded;
+mod fairness;
+mod faults;
+mod fuzz;
 mod golden;
 mod hub;
 mod limits;
 mod loader;
 mod logits_cli;
 mod lossless;
+mod prefix;
 mod rollback;
+mod rules;
 mod stop;
 mod support;
 mod target;

@@ -209,7 +209,7 @@ fn bad_requests_name_the_field() {
     append(&mut target, 0, &[1; 4]);
     assert_eq!(target.committed(0), target.context_len());
     let foreign = tiny_model(1).snapshot(0).unwrap();
-    let other = canopy_e2e::target::Snapshot(Box::new("not a snapshot"));
+    let other = canopy_e2e::target::Snapshot::new("not a snapshot", 14);
     assert_eq!(field(target.restore(0, &other)).0, "snapshot");
     assert_eq!(field(target.restore(0, &foreign)).0, "snapshot");
 }

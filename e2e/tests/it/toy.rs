@@ -126,11 +126,13 @@ impl Target for ToyTarget {
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {
-        Ok(Snapshot(Box::new(self.log.lock().unwrap().committed[slot].clone())))
+        let tokens = self.log.lock().unwrap().committed[slot].clone();
+        let bytes = 4 * tokens.len() + 1000;
+        Ok(Snapshot::new(tokens, bytes))
     }
 
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()> {
-        let tokens = snapshot.0.downcast_ref::<Vec<u32>>().unwrap();
+        let tokens = snapshot.get::<Vec<u32>>().unwrap();
         self.log.lock().unwrap().committed[slot].clone_from(tokens);
         Ok(())
     }
@@ -186,11 +188,13 @@ impl Drafter for ToyDrafter {
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {
-        Ok(Snapshot(Box::new(self.context[slot].clone())))
+        let tokens = self.context[slot].clone();
+        let bytes = 4 * tokens.len();
+        Ok(Snapshot::new(tokens, bytes))
     }
 
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()> {
-        self.context[slot].clone_from(snapshot.0.downcast_ref::<Vec<u32>>().unwrap());
+        self.context[slot].clone_from(snapshot.get::<Vec<u32>>().unwrap());
         Ok(())
     }
 }

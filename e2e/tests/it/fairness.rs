@@ -1,0 +1,142 @@
+//! Prompt chunks share rounds with decoding, and nobody waits for somebody else's long prompt.
+
+use canopy_e2e::engine::{Event, GenerateRequest, Mode, Speculation, StreamId};
+use proptest::prelude::*;
+
+use crate::embedded::{self, ids, prompts};
+use crate::toy::Toy;
+
+const VOCAB: usize = 9;
+
+fn prompt(length: usize, salt: usize) -> Vec<u32> {
+    (0..length).map(|i| ((i * i + i / 3 + salt) % VOCAB) as u32).collect()
+}
+
+#[test]
+fn a_short_request_beside_a_long_prompt_starts_within_a_few_rounds() {
+    let mut toy = Toy::new(VOCAB);
+    (toy.slots, toy.context, toy.config.prefill_chunk) = (3, 2048, 128);
+    let (mut engine, log) = toy.engine();
+    let decoding = engine.submit(GenerateRequest::new(prompt(3, 0), 400)).unwrap();
+    engine.step().unwrap();
+    let long = engine.submit(GenerateRequest::new(prompt(1900, 1), 4)).unwrap();
+    engine.step().unwrap();
+    let short = engine.submit(GenerateRequest::new(prompt(70, 2), 4)).unwrap();
+    let mut first = std::collections::HashMap::<StreamId, usize>::new();
+    for round in 1..=40 {
+        let events = engine.step().unwrap();
+        let tokens = |id| events.iter().any(|(of, e)| *of == id && matches!(e, Event::Text { .. }));
+        assert!(tokens(decoding), "the decoding stream gets tokens in round {round}");
+        for id in [long, short] {
+            if tokens(id) {
+                first.entry(id).or_insert(round);
+            }
+        }
+    }
+    // Half a chunk a round: 70 tokens take two.
+    assert_eq!(first[&short], 2);
+    // What others left over is the long one's: (1900 - 128) less 122 for two rounds, then 128 a round.
+    assert!(first[&long] <= 15, "{first:?}");
+    let log = log.lock().unwrap();
+    assert!(log.passes.iter().all(|&rows| rows <= 128 + 3 * 65), "a pass is bounded");
+}
+
+#[test]
+fn the_embedded_pair_starts_a_short_request_beside_a_1900_token_prompt() {
+    let (mut engine, tokenizer) = embedded::engine(2, Some(2048));
+    let mut long = Vec::new();
+    for text in prompts("code", 30).iter().cycle() {
+        long.extend(tokenizer.encode(text).unwrap());
+        if long.len() >= 1900 {
+            break;
+        }
+    }
+    long.truncate(1900);
+    let requests = [
+        GenerateRequest::new(long, 8),
+        GenerateRequest::new(tokenizer.encode(&prompts("fixed", 1)[0]).unwrap(), 24),
+    ];
+    let alone: Vec<Vec<u32>> = requests.iter().map(|r| ids(&engine.run(r.clone()).unwrap())).collect();
+    let streams: Vec<StreamId> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+    let (mut together, mut rounds, mut first) = ([Vec::new(), Vec::new()], 0, None);
+    while engine.load() != (0, 0) {
+        rounds += 1;
+        for (id, event) in engine.step().unwrap() {
+            let stream = streams.iter().position(|&stream| stream == id).unwrap();
+            if let Event::Text { tokens, .. } = event {
+                together[stream].extend(tokens.iter().map(|t| t.id));
+                first = first.or((stream == 1).then_some(rounds));
+            }
+        }
+    }
+    assert_eq!(together.to_vec(), alone);
+    assert!(first.unwrap() <= 2, "first token of the short request in round {first:?} of {rounds}");
+}
+
+#[derive(Clone, Debug)]
+struct Client {
+    prompt: usize,
+    tokens: usize,
+    mode: usize,
+    joins: usize,
+    cancelled: Option<usize>,
+}
+
+fn client() -> impl Strategy<Value = Client> {
+    (1usize..60, 1usize..40, 0usize..4, 0usize..40, prop::option::weighted(0.25, 0usize..30)).prop_map(
+        |(prompt, tokens, mode, joins, cancelled)| Client { prompt, tokens, mode, joins, cancelled },
+    )
+}
+
+impl Client {
+    fn request(&self) -> GenerateRequest {
+        let speculation = Speculation { mode: Mode::ALL[self.mode], budget: None };
+        GenerateRequest { speculation, ..GenerateRequest::new(prompt(self.prompt, self.tokens), self.tokens) }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Clients come, leave and hang up at random: every reply is its solo run's (its beginning, when cancelled), and in the
+    /// end every slot is free.
+    #[test]
+    fn streams_come_and_go_at_random(clients in prop::collection::vec(client(), 1..24)) {
+        let mut toy = Toy::new(VOCAB);
+        (toy.slots, toy.config.prefill_chunk, toy.config.max_waiting) = (4, 16, 64);
+        let (mut engine, log) = toy.engine();
+        let mut open: Vec<Option<StreamId>> = vec![None; clients.len()];
+        let mut got = vec![Vec::new(); clients.len()];
+        for step in 0.. {
+            for (index, client) in clients.iter().enumerate() {
+                if client.joins == step {
+                    open[index] = Some(engine.submit(client.request()).unwrap());
+                }
+                if client.cancelled.is_some_and(|after| client.joins + after == step) {
+                    engine.cancel(open[index].unwrap());
+                }
+            }
+            if step > 70 && engine.load() == (0, 0) {
+                break;
+            }
+            for (id, event) in engine.step().unwrap() {
+                let index = open.iter().position(|&stream| stream == Some(id)).unwrap();
+                match event {
+                    Event::Text { tokens, .. } => got[index].extend(tokens.iter().map(|t| t.id)),
+                    Event::Done { .. } => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let (mut solo, _) = Toy::new(VOCAB).engine();
+        for (client, got) in clients.iter().zip(&got) {
+            let alone = ids(&solo.run(client.request()).unwrap());
+            match client.cancelled {
+                Some(_) => prop_assert!(alone.starts_with(got)),
+                None => prop_assert_eq!(&alone, got),
+            }
+        }
+        prop_assert_eq!(engine.stats().free_slots, 4);
+        prop_assert!(log.lock().unwrap().committed.iter().all(Vec::is_empty));
+    }
+}
