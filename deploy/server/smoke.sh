@@ -14,7 +14,7 @@ if [[ $target == http* ]]; then
 else
     "$target" --port 0 >"$dir/out" 2>"$dir/log" &
     pid=$!
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         url=$(grep -oE 'http://[^ ]+' "$dir/out" | head -1 || true)
         [ -n "$url" ] && break
         kill -0 "$pid" 2>/dev/null || { cat "$dir/log" >&2; fail "the server ended"; }
