@@ -8,7 +8,7 @@ export function heatMap(cells: readonly CrossoverCell[], label: string): HTMLEle
   const widths = [...new Set(cells.map(({ width }) => width))].sort((a, b) => a - b);
   const [left, top, side, high] = [64, 40, 72, 40];
   const [width, height] = [left + widths.length * side + 8, top + depths.length * high + 8];
-  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart heat", role: "img", "aria-label": label });
+  const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "chart heat", role: "img", "aria-label": label });
   drawing.append(svg("text", { class: "axis", x: left, y: 12 }, "children per node →"), svg("text", { class: "axis", x: 0, y: top - 8 }, "depth ↓"));
   widths.forEach((one, at) => drawing.append(svg("text", { class: "tick", x: left + (at + 0.5) * side, y: top - 8, "text-anchor": "middle" }, String(one))));
   depths.forEach((one, at) => drawing.append(svg("text", { class: "tick", x: left - 10, y: top + (at + 0.5) * high, dy: "0.32em", "text-anchor": "end" }, String(one))));
@@ -22,5 +22,6 @@ export function heatMap(cells: readonly CrossoverCell[], label: string): HTMLEle
       svg("text", { class: "cell", x: x + side / 2, y: y + high / 2, dy: "0.34em", "text-anchor": "middle" }, `${ratio.toFixed(ratio < 10 ? 2 : 1)}×`),
     );
   }
-  return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, drawing);
+  const map = h("div", { class: "heat-box", tabindex: 0, role: "group", "aria-label": label }, drawing);
+  return h("div", {}, map, h("p", { class: "unit" }, "Serial time over one-solve time: above 1 the one solve wins, below 1 the serial walk."));
 }

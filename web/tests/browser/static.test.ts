@@ -2,6 +2,8 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import type { Browser, Page } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+// @ts-expect-error the export tool is plain JavaScript
+import { crossoverCells, kernelRows, otherRows } from "../../tools/rows.mjs";
 import { serveFolder } from "../support/static-server.ts";
 import { BUILT, WIDTHS, type Watch, axeFindings, openBrowser, openPage, picture } from "./page.ts";
 
@@ -200,6 +202,34 @@ describe.each(WIDTHS)("static page, $name", (size) => {
   test("axe finds nothing serious, everything unfolded", async () => {
     expect(await axeFindings(page, axe)).toEqual([]);
   });
+});
+
+test("rows of canopy’s own kernels draw curves, the crossover map and errors as soon as there are any", async () => {
+  const row = { device: "Some GPU", batch: 1, line: "fixture:1", l2: "cold" };
+  const widths = [1, 2, 4];
+  const depths = [2, 4, 8, 16];
+  const rows = [
+    ...[16, 64, 128].map((nodes) => ({ ...row, case: "tree_gdn.verify", variant: "fused", nodes, shape: "bole", us_median: nodes / 10 })),
+    ...[1, 2, 4].flatMap((width) => depths.map((depth) => ({ ...row, case: "crossover", depth, width, us_serial: depth * width, us_solve: 12 }))),
+    { ...row, case: "tree_gdn.accuracy", variant: "fused", relative_error: 4e-7, nodes: 32, shape: "chain" },
+  ];
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
+  const page = await context.newPage();
+  const body = JSON.stringify({ rows: kernelRows(rows), crossover: crossoverCells(rows), other: otherRows(rows) });
+  await page.route("**/results/kernels.json", (route) => route.fulfill({ contentType: "application/json", body }));
+  await page.goto(site.url);
+  await page.waitForFunction(() => document.documentElement.dataset["ready"]);
+  expect(await page.locator("#latency-chart svg.chart path.line.canopy").count()).toBe(1);
+  expect(await page.locator("#latency-chart svg.chart path.mark.canopy").count()).toBe(3);
+  expect(await page.locator("#latency-chart .no-data").count()).toBe(0);
+  expect(await page.locator("#crossover-chart rect.wins").count()).toBe(depths.flatMap((depth) => widths.filter((width) => depth * width >= 12)).length);
+  expect(await page.locator("#crossover-chart rect.loses").count()).toBe(depths.flatMap((depth) => widths.filter((width) => depth * width < 12)).length);
+  await page.locator("#crossover-chart summary").click();
+  expect(await page.locator("#crossover-chart tbody tr").count()).toBe(12);
+  expect(await page.locator("#accuracy-chart rect.t-canopy").count()).toBe(1);
+  expect(await axeFindings(page, axe)).toEqual([]);
+  await picture(page, "own-rows");
+  await context.close();
 });
 
 test("dark: axe finds nothing serious", async () => {
