@@ -1,6 +1,6 @@
 """The same server under a public load generator: locust (PyPI).
 
-    locust -f bench/load/locustfile.py --headless -u 64 -r 64 -t 60s --host http://127.0.0.1:8080 --csv /tmp/canopy
+    locust -f bench/load/locustfile.py --headless -u 64 -r 64 -t 60s --host http://127.0.0.1:8080 --csv canopy-load
 """
 
 import itertools
