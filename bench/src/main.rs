@@ -6,8 +6,14 @@ use anyhow::Result;
 use canopy_bench::{contract, machine, op};
 use clap::{Parser, Subcommand};
 
+const HELP: &str = "\
+Example:
+  canopy-bench example tree_gdn --out in.safetensors
+  canopy-bench op tree_gdn --input in.safetensors --out out.safetensors
+  canopy-bench contract --only tree_gdn";
+
 #[derive(Parser)]
-#[command(name = "canopy-bench", version, about = "Measurements and checks of canopy's kernels")]
+#[command(name = "canopy-bench", version, about = "Measurements and checks of canopy's kernels", after_help = HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -20,6 +26,7 @@ enum Command {
     /// Writes a small seeded input file for an op
     Example(op::ExampleArgs),
     /// Prints this machine's record as one JSON line
+    #[command(after_help = "Example:\n  canopy-bench env >> machine.jsonl")]
     Env,
     /// Runs the kernel contract: every gate on every kernel, and the faults planted to turn each gate red
     Contract(contract::ContractArgs),

@@ -11,7 +11,7 @@ use canopy_kernels::{AttnDims, TreeBatch, block_attention as block_kernel, tree_
 use crate::DeviceTree;
 use crate::check::{Arg, arg};
 use crate::slices::{storage_from, values};
-use crate::tree::{check_devices, check_slots};
+use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
 const TREE: &str = "tree-attention";
@@ -146,7 +146,7 @@ impl BlockAttention<'_> {
     fn check(&self, q: (DType, &Layout), k: (DType, &Layout), v: (DType, &Layout)) -> Result<Vec<usize>> {
         let DraftBlocks { block_size, slots, context_lens } = self.blocks;
         check_operands(BLOCK, self.dims, slots.len() * block_size, q, k, v)?;
-        check_slots(BLOCK, slots, k.1.dims()[0])?;
+        canopy_kernels::check_slots(slots, BLOCK, k.1.dims()[0]).wrap()?;
         arg(BLOCK, "context_lens").count(context_lens.len(), slots.len())?;
         let rows = slots.iter().map(|_| *block_size);
         check_lens(arg(BLOCK, "context_lens"), context_lens, slots, rows, k.1.dims()[1])

@@ -47,6 +47,30 @@ impl TreeGdnOutput {
     }
 }
 
+/// Both devices' checks of what verify reads, in either form of the delta rule: shapes, dtypes and slots.
+pub(crate) fn check_inputs(
+    op: &'static str,
+    batch: &TreeBatch,
+    dims: GdnDims,
+    qkv: (DType, &Layout),
+    gates: (DType, &Layout),
+    state: (DType, &Layout),
+) -> Result<()> {
+    let rows = batch.rows();
+    arg(op, "qkv").float(qkv.0)?;
+    arg(op, "qkv").shape(qkv.1, &[rows, dims.qkv_width()])?;
+    arg(op, "gates").dtype(gates.0, DType::F32)?;
+    arg(op, "gates").shape(gates.1, &[rows, 2, dims.v_heads])?;
+    batch.check_slots(op, check_pool(op, dims, state)?).wrap()
+}
+
+/// The state pool; returns its slots.
+pub(crate) fn check_pool(op: &'static str, dims: GdnDims, state: (DType, &Layout)) -> Result<usize> {
+    arg(op, "state").dtype(state.0, DType::F32)?;
+    arg(op, "state").contiguous(state.1)?;
+    arg(op, "state").shape_but_first(state.1, &[dims.v_heads, dims.dv, dims.dk])
+}
+
 fn plane_lens(rows: usize, dims: GdnDims) -> [usize; 3] {
     let values = rows * dims.v_heads * dims.dv;
     [values, values, rows * dims.v_heads]
@@ -122,19 +146,6 @@ struct TreeGdnVerify<'a> {
 }
 
 impl TreeGdnVerify<'_> {
-    /// Both devices' checks of shapes, dtypes and slots.
-    fn check(&self, qkv: (DType, &Layout), gates: (DType, &Layout), state: (DType, &Layout)) -> Result<()> {
-        let (rows, dims) = (self.batch.rows(), self.dims);
-        arg(VERIFY, "qkv").float(qkv.0)?;
-        arg(VERIFY, "qkv").shape(qkv.1, &[rows, dims.qkv_width()])?;
-        arg(VERIFY, "gates").dtype(gates.0, DType::F32)?;
-        arg(VERIFY, "gates").shape(gates.1, &[rows, 2, dims.v_heads])?;
-        arg(VERIFY, "state").dtype(state.0, DType::F32)?;
-        arg(VERIFY, "state").contiguous(state.1)?;
-        let slots = arg(VERIFY, "state").shape_but_first(state.1, &[dims.v_heads, dims.dv, dims.dk])?;
-        self.batch.check_slots(VERIFY, slots).wrap()
-    }
-
     /// The one CPU forward of both faces.
     fn cpu(
         &self,
@@ -172,7 +183,14 @@ impl CustomOp3 for TreeGdnVerify<'_> {
         state: &CpuStorage,
         state_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        self.check((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), (state.dtype(), state_l))?;
+        check_inputs(
+            VERIFY,
+            self.batch,
+            self.dims,
+            (qkv.dtype(), qkv_l),
+            (gates.dtype(), gates_l),
+            (state.dtype(), state_l),
+        )?;
         let mut packed = vec![0f32; self.elem_count()];
         self.cpu((qkv, qkv_l), (gates, gates_l), (state, state_l), &mut packed)?;
         let shape = packed.len().into();
@@ -198,7 +216,8 @@ impl InplaceOp3 for TreeGdnVerify<'_> {
             return arg(VERIFY, "state")
                 .refuse(format_args!("a pool carried by the op"), format_args!("none"));
         };
-        self.check((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), (state.dtype(), state.layout()))?;
+        let pool = (state.dtype(), state.layout());
+        check_inputs(VERIFY, self.batch, self.dims, (qkv.dtype(), qkv_l), (gates.dtype(), gates_l), pool)?;
         arg(VERIFY, "out").shape(out_l, &[self.elem_count()])?;
         let packed = pool_mut(arg(VERIFY, "out"), out, out_l)?;
         let state = (state.cpu(arg(VERIFY, "state"))?, state.layout());
@@ -263,9 +282,7 @@ impl TreeGdnCommit<'_> {
     /// Both devices' checks of shapes, dtypes and slots.
     fn check(&self, state: (DType, &Layout), packed: &Layout, qkv: (DType, &Layout)) -> Result<()> {
         let (rows, dims) = (self.paths.batch_rows(), self.dims);
-        arg(COMMIT, "state").dtype(state.0, DType::F32)?;
-        arg(COMMIT, "state").contiguous(state.1)?;
-        let slots = arg(COMMIT, "state").shape_but_first(state.1, &[dims.v_heads, dims.dv, dims.dk])?;
+        let slots = check_pool(COMMIT, dims, state)?;
         self.paths.check_slots(COMMIT, slots)?;
         arg(COMMIT, "verified").shape(packed, &[planes::elem_count(&plane_lens(rows, dims))])?;
         arg(COMMIT, "qkv").float(qkv.0)?;

@@ -7,7 +7,7 @@ use canopy_kernels::kv_compact as kernel;
 use crate::DevicePaths;
 use crate::check::arg;
 use crate::slices::{expect_distinct, typed};
-use crate::tree::{check_devices, check_slots};
+use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
 const APPEND: &str = "kv-append";
@@ -79,7 +79,7 @@ impl KvAppend<'_> {
             return arg(APPEND, "cu_rows")
                 .refuse(format_args!("ascending from 0 to {total}"), format_args!("{:?}", self.cu_rows));
         }
-        check_slots(APPEND, self.slots, pool_slots)?;
+        canopy_kernels::check_slots(self.slots, APPEND, pool_slots).wrap()?;
         for (b, &start) in self.starts.iter().enumerate() {
             let len = self.cu_rows[b + 1] - self.cu_rows[b];
             if self.slots[b] >= 0 && (start < 0 || start as usize + len as usize > capacity) {

@@ -5,6 +5,7 @@ mod check;
 mod conv;
 mod gates;
 mod gdn;
+mod gdn_serial;
 mod glue;
 mod kv;
 mod linear;
@@ -20,6 +21,7 @@ pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, 
 pub use conv::{tree_conv, tree_conv_commit};
 pub use gates::gates;
 pub use gdn::{TreeGdnOutput, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into};
+pub use gdn_serial::{TreeGdnSerialOutput, tree_gdn_serial_commit, tree_gdn_serial_verify};
 pub use glue::{
     NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, rms_norm, swiglu,
 };

@@ -104,15 +104,6 @@ impl DevicePaths {
 /// An argument's name and its tensor.
 pub(crate) type Named<'a> = (&'static str, &'a Tensor);
 
-/// Every slot is -1 (padding) or lies inside the pool.
-pub(crate) fn check_slots(op: &'static str, slots: &[i32], pool_slots: usize) -> Result<()> {
-    match slots.iter().find(|&&slot| slot < -1 || slot >= pool_slots as i32) {
-        None => Ok(()),
-        Some(slot) => arg(op, "slots")
-            .refuse(format_args!("below the pool's {pool_slots} slots"), format_args!("{slot}")),
-    }
-}
-
 fn supported(op: &'static str, device: &Device) -> Result<()> {
     match device {
         Device::Cpu | Device::Cuda(_) => Ok(()),

@@ -80,6 +80,27 @@ impl TreeBatch {
             .map(|((tree, &slot), &row)| (row as usize, tree, usize::try_from(slot).ok()))
     }
 
+    /// The parts of a `[N, heads, width]` plane, per sequence and head the rows of its nodes.
+    pub(crate) fn split_heads<'a, T>(
+        &self,
+        heads: usize,
+        width: usize,
+        plane: &'a mut [T],
+    ) -> Vec<Vec<&'a mut [T]>> {
+        let mut parts = Vec::with_capacity(self.sequences() * heads);
+        let mut rows = plane.chunks_exact_mut(width);
+        for tree in &self.trees {
+            let start = parts.len();
+            parts.extend((0..heads).map(|_| Vec::with_capacity(tree.len())));
+            for _ in 0..tree.len() {
+                for part in &mut parts[start..] {
+                    part.extend(rows.next());
+                }
+            }
+        }
+        parts
+    }
+
     /// Checks that every slot lies inside a pool of `pool_slots` slots.
     ///
     /// # Errors
@@ -89,8 +110,12 @@ impl TreeBatch {
     }
 }
 
-fn check_slots(slots: &[i32], op: &'static str, pool_slots: usize) -> Result<()> {
-    match slots.iter().find(|&&slot| slot >= 0 && slot as usize >= pool_slots) {
+/// Checks that every slot is -1 (padding) or lies inside a pool of `pool_slots` slots.
+///
+/// # Errors
+/// [`Error::Value`] naming the slot.
+pub fn check_slots(slots: &[i32], op: &'static str, pool_slots: usize) -> Result<()> {
+    match slots.iter().find(|&&slot| slot < -1 || slot >= 0 && slot as usize >= pool_slots) {
         None => Ok(()),
         Some(slot) => {
             let expected = format!("below the pool's {pool_slots} slots");

@@ -1,6 +1,6 @@
 //! Head counts and widths of the layers, checked once.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, expect_len};
 
 fn positive(op: &'static str, arg: &'static str, value: usize) -> Result<()> {
     if value > 0 {
@@ -43,6 +43,18 @@ impl GdnDims {
     /// Elements of one slot's recurrent state: `Hv Dv Dk`.
     pub fn state_len(self) -> usize {
         self.v_heads * self.dv * self.dk
+    }
+
+    /// Slots of a state pool with `elements` elements.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] naming `state` when they are not whole slots; [`Error::Value`] when a size is 0 or the key heads
+    /// do not divide the value heads.
+    pub(crate) fn pool_slots(self, op: &'static str, elements: usize) -> Result<usize> {
+        Self::new(self.k_heads, self.v_heads, self.dk, self.dv)?;
+        let slots = elements / self.state_len();
+        expect_len(op, "state", &[slots, self.v_heads, self.dv, self.dk], elements)?;
+        Ok(slots)
     }
 
     /// The key head that value head `v_head` reads.

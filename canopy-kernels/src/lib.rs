@@ -1,4 +1,4 @@
-//! Draft trees and the kernels that verify them through Gated DeltaNet and attention layers.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 mod attend;
@@ -24,7 +24,7 @@ pub mod tree_conv;
 pub mod tree_gdn;
 pub mod tree_gdn_serial;
 
-pub use batch::{AcceptedPaths, TreeBatch};
+pub use batch::{AcceptedPaths, TreeBatch, check_slots};
 pub use dims::{AttnDims, ConvDims, GdnDims};
 pub use error::{Error, Result};
 pub use tree::{AncestorMask, DraftTree, HeavyChains};

@@ -2,6 +2,8 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
+use rayon::prelude::*;
+
 mod lanes;
 
 pub(crate) use lanes::{LANES, Lanes, Simd, dispatch};
@@ -78,6 +80,18 @@ real!(f64, S::F64);
 pub(crate) trait Kernel {
     /// Does the work.
     fn run<S: Simd>(self);
+}
+
+/// Multiply-adds below which one thread does a whole call.
+const PARALLEL_FROM: usize = 1 << 19;
+
+/// [`dispatch`] of independent tasks that need `multiply_adds` together, over the current rayon pool where it pays.
+pub(crate) fn dispatch_all<K: Kernel + Send>(tasks: Vec<K>, multiply_adds: usize) {
+    if multiply_adds >= PARALLEL_FROM && tasks.len() > 1 && rayon::current_num_threads() > 1 {
+        tasks.into_par_iter().for_each(dispatch);
+    } else {
+        tasks.into_iter().for_each(dispatch);
+    }
 }
 
 /// `[row . a, row . b]` of `R` rows `[R, a.len()]`. A row's sums do not depend on how many rows run side by side;

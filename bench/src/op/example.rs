@@ -9,8 +9,14 @@ use clap::Args;
 
 use super::Room;
 
+const HELP: &str = "\
+Example:
+  canopy-bench example gates --out in.safetensors --seed 7
+  canopy-bench op gates --input in.safetensors --out out.safetensors";
+
 /// `canopy-bench example ROOM --out F`.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = HELP)]
 pub struct ExampleArgs {
     /// Which op
     pub room: Room,
@@ -68,7 +74,7 @@ pub fn example(args: &ExampleArgs) -> Result<()> {
     let mut file = Writer { seed: args.seed, tensors: HashMap::new() };
     let rows = PARENTS.len();
     match args.room {
-        Room::TreeGdn => {
+        Room::TreeGdn | Room::TreeGdnSerial => {
             file.trees()?;
             file.paths()?;
             file.float("qkv", &[rows, 2 * 2 * 16 + 4 * 16], -1.0, 1.0)?;

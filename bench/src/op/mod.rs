@@ -20,6 +20,7 @@ Tensors in the input file (f32, bf16 or f16; counts and indices i32, i64 or u32)
   tree_gdn           qkv [N, 2 Hk Dk + Hv Dv], gates [N, 2, Hv], state [slots, Hv, Dv, Dk];
                      with paths [P] and, for several trees, cu_paths [B + 1]: commits afterwards
                      -> o, u [N, Hv, Dv], g_cum [N, Hv]; committed: state
+  tree_gdn_serial    the inputs of tree_gdn -> o [N, Hv, Dv], snapshots [N, Hv, Dv, Dk]; committed: state
   tree_conv          x [N, C], weight [C, 4], conv_state [slots, 3, C]; paths as above
                      -> out [N, C]; committed: conv_state
   gates              ab [N, 2, Hv], a_log [Hv], dt_bias [Hv] -> out [N, 2, Hv]
@@ -62,6 +63,8 @@ pub struct OpArgs {
 pub enum Room {
     /// Gated delta rule over draft trees
     TreeGdn,
+    /// Its serial baseline
+    TreeGdnSerial,
     /// Causal convolution along root paths
     TreeConv,
     /// Log gates and write strengths
@@ -79,6 +82,7 @@ impl Room {
     pub fn name(self) -> &'static str {
         match self {
             Self::TreeGdn => "tree_gdn",
+            Self::TreeGdnSerial => "tree_gdn_serial",
             Self::TreeConv => "tree_conv",
             Self::Gates => "gates",
             Self::TreeAttention => "tree_attention",
@@ -130,6 +134,7 @@ pub fn run(args: &OpArgs) -> Result<()> {
     let inputs = file::Inputs::read(room.name(), &args.input)?;
     let outputs = match room {
         Room::TreeGdn => rooms::tree_gdn(&inputs, variant)?,
+        Room::TreeGdnSerial => rooms::tree_gdn_serial(&inputs)?,
         Room::TreeConv => rooms::tree_conv(&inputs)?,
         Room::Gates => rooms::gates(&inputs)?,
         Room::TreeAttention => rooms::tree_attention(&inputs)?,

@@ -38,7 +38,7 @@ impl Gdn {
             let expected = format!("[{}, 2 Hk {dk} + {}]", batch.rows(), v_heads * dv);
             return Err(inputs.wrong("qkv", "F32, BF16 or F16", &expected, &qkv));
         };
-        let dims = GdnDims::new(k_width / (2 * dk), v_heads, dk, dv).context("tree_gdn: tensor `qkv`")?;
+        let dims = GdnDims::new(k_width / (2 * dk), v_heads, dk, dv).context("tensor `qkv`")?;
         Ok(Self { batch, paths, dims, qkv, gates, state })
     }
 }
@@ -58,6 +58,19 @@ pub fn tree_gdn(inputs: &Inputs, variant: Variant) -> Result<Outputs> {
         outputs.push(("state", state));
     }
     outputs.extend([("o", verified.o), ("u", verified.u), ("g_cum", verified.g_cum)]);
+    Ok(outputs)
+}
+
+pub fn tree_gdn_serial(inputs: &Inputs) -> Result<Outputs> {
+    let Gdn { batch, paths, dims, qkv, gates, state } = Gdn::read(inputs)?;
+    let tree = DeviceTree::new(batch, &Device::Cpu)?;
+    let verified = canopy_candle::tree_gdn_serial_verify(&tree, dims, &qkv, &gates, &state)?;
+    let mut outputs = Vec::new();
+    if let Some(paths) = paths {
+        canopy_candle::tree_gdn_serial_commit(&state, &paths, dims, &verified)?;
+        outputs.push(("state", state));
+    }
+    outputs.extend([("o", verified.o), ("snapshots", verified.snapshots)]);
     Ok(outputs)
 }
 

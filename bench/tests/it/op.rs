@@ -108,8 +108,10 @@ fn check_gdn(args: &OpArgs, files: &Files) -> Result<()> {
     }
     close(&f32s(&outputs, "o"), &o);
     close(&f32s(&outputs, "state"), &pool);
-    close(&f32s(&outputs, "u"), &u);
-    close(&f32s(&outputs, "g_cum"), &g_cum);
+    if files.room == Room::TreeGdn {
+        close(&f32s(&outputs, "u"), &u);
+        close(&f32s(&outputs, "g_cum"), &g_cum);
+    }
     Ok(())
 }
 
@@ -124,6 +126,18 @@ fn tree_gdn_in_every_variant() -> Result<()> {
     for (solve, _) in &tree_gdn::Variant::ALL[1..] {
         check_gdn(&OpArgs { solve: Some((*solve).into()), ..walk.clone() }, &files)?;
     }
+    Ok(())
+}
+
+#[test]
+fn tree_gdn_serial() -> Result<()> {
+    let files = Files::new(Room::TreeGdnSerial)?;
+    check_gdn(&files.args(), &files)?;
+    let (_, outputs) = files.run(&files.args())?;
+    assert_eq!(outputs["snapshots"].dims(), [6, 4, 16, 16]);
+    // Node 3 of the first tree is where its accepted path ends, on slot 1.
+    let (snapshots, state) = (f32s(&outputs, "snapshots"), f32s(&outputs, "state"));
+    assert_eq!(snapshots[3 * 1024..4 * 1024], state[1024..]);
     Ok(())
 }
 
@@ -319,6 +333,17 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
     );
     let text = error(OpArgs { input: files.dir.path().join("absent.safetensors"), ..files.args() });
     assert!(text.starts_with("tree_conv: input ") && text.contains("absent.safetensors"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn every_help_has_an_example() -> Result<()> {
+    for command in [&[][..], &["op"], &["example"], &["env"], &["contract"]] {
+        let mut help = std::process::Command::new(env!("CARGO_BIN_EXE_canopy-bench"));
+        let text = String::from_utf8(help.args(command).arg("--help").output()?.stdout)?;
+        let (_, example) = text.split_once("Example:").unwrap_or_else(|| panic!("{command:?}: {text}"));
+        assert!(example.contains("canopy-bench "), "{command:?}: {text}");
+    }
     Ok(())
 }
 

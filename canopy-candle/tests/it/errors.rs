@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, DraftTree, GdnDims, NormKind, PackedLinear,
-    QkNormRope, TreeBatch, TreeGdnOutput, Variant, add_rms_norm, attn_gate, block_attention, gated_rms_norm,
-    gates, kv_append, kv_compact, qk_norm_rope, rms_norm, swiglu, tree_attention, tree_conv,
-    tree_conv_commit, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into,
+    QkNormRope, TreeBatch, TreeGdnOutput, TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate,
+    block_attention, gated_rms_norm, gates, kv_append, kv_compact, qk_norm_rope, rms_norm, swiglu,
+    tree_attention, tree_conv, tree_conv_commit, tree_gdn_commit, tree_gdn_serial_commit,
+    tree_gdn_serial_verify, tree_gdn_verify, tree_gdn_verify_into,
 };
 
 use crate::support::on_cpu;
@@ -85,6 +86,46 @@ fn gdn_verify_into() {
         run(&shared),
         "tree-gdn-verify: qkv, expected: storage of its own, got: the destination's storage",
     );
+}
+
+#[test]
+fn gdn_serial() {
+    let (tree, paths) = tree();
+    let (qkv, g, s) = (zeros(&[3, 16]), zeros(&[3, 2, 2]), zeros(&[2, 2, 4, 4]));
+    let run = |qkv: &Tensor, g: &Tensor, s: &Tensor| tree_gdn_serial_verify(&tree, dims(), qkv, g, s);
+    refused(run(&zeros(&[2, 16]), &g, &s), "tree-gdn-serial-verify: qkv, expected: [3, 16], got: [2, 16]");
+    refused(
+        run(&qkv, &of(DType::BF16, &[3, 2, 2]), &s),
+        "tree-gdn-serial-verify: gates, expected: F32, got: BF16",
+    );
+    refused(
+        run(&qkv, &g, &zeros(&[1, 2, 4, 4])),
+        "tree-gdn-serial-verify: slots, expected: below the pool's 1 slots, got: 1",
+    );
+    let out = run(&qkv, &g, &s).expect("fitting arguments");
+    let commit = |s: &Tensor, out: &TreeGdnSerialOutput| tree_gdn_serial_commit(s, &paths, dims(), out);
+    refused(
+        commit(&zeros(&[1, 2, 4, 4]), &out),
+        "tree-gdn-serial-commit: slots, expected: below the pool's 1 slots, got: 1",
+    );
+    refused(
+        commit(&transposed([2, 2, 4, 4]), &out),
+        "tree-gdn-serial-commit: state, expected: a contiguous tensor, got: strides [32, 16, 1, 4] for [2, 2, 4, 4]",
+    );
+    let with = |snapshots: Tensor| TreeGdnSerialOutput { o: out.o.clone(), snapshots };
+    refused(
+        commit(&s, &with(zeros(&[4, 2, 4, 4]))),
+        "tree-gdn-serial-commit: snapshots, expected: [3, 2, 4, 4], got: [4, 2, 4, 4]",
+    );
+    refused(
+        commit(&s, &with(of(DType::BF16, &[3, 2, 4, 4]))),
+        "tree-gdn-serial-commit: snapshots, expected: F32, got: BF16",
+    );
+    refused(
+        commit(&s, &with(s.clone())),
+        "tree-gdn-serial-commit: snapshots, expected: storage of its own, got: the destination's storage",
+    );
+    commit(&s, &out).expect("fitting arguments");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use candle_core::{Device, Result, Tensor};
 use canopy_candle::{
     AcceptedPaths, DevicePaths, DraftTree, GdnDims, TreeBatch, Variant, kv_append, kv_compact,
-    tree_conv_commit, tree_gdn_commit, tree_gdn_verify,
+    tree_conv_commit, tree_gdn_commit, tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify,
 };
 
 use crate::support::{Rng, bits, on_cpu};
@@ -49,6 +49,17 @@ fn gdn_commit() -> Result<()> {
     only_the_named_slot_changes(&rng.tensor(&[2, 4, 4]), |pool| {
         let verified = tree_gdn_verify(&on_cpu(batch.clone()), dims, Variant::Walk, &qkv, &gates, pool)?;
         tree_gdn_commit(pool, &paths, dims, Variant::Walk, &verified, &qkv, &gates)
+    })
+}
+
+#[test]
+fn gdn_serial_commit() -> Result<()> {
+    let (mut rng, (batch, paths)) = (Rng(20), batch());
+    let dims = GdnDims::new(1, 2, 4, 4).expect("1 divides 2");
+    let (qkv, gates) = (rng.tensor(&[5, dims.qkv_width()]), rng.gates(5, 2));
+    only_the_named_slot_changes(&rng.tensor(&[2, 4, 4]), |pool| {
+        let verified = tree_gdn_serial_verify(&on_cpu(batch.clone()), dims, &qkv, &gates, pool)?;
+        tree_gdn_serial_commit(pool, &paths, dims, &verified)
     })
 }
 

@@ -3,6 +3,7 @@
 
 mod attention;
 mod gdn;
+mod gdn_serial;
 mod glue;
 mod linear;
 mod rest;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::attend::{Sight, attend};
 use crate::error::expect_len;
 use crate::tree_attention::cpu::AttentionInput;
-use crate::{AttnDims, Error, Result};
+use crate::{AttnDims, Error, Result, check_slots};
 
 /// Which draft blocks a call holds: `rows` block rows of sequence b in slot `slots[b]` after
 /// `context_lens[b]` context rows; the block's own keys lie right after the context in the pool.
@@ -62,14 +62,12 @@ pub fn forward(
     expect_len(OP, "context_lens", &[slots.len()], context_lens.len())?;
     let count = slots.len().saturating_mul(*block_size);
     let (pools, pool_slots) = input.check(OP, dims, count, out)?;
+    check_slots(slots, OP, pool_slots)?;
     let mut rows = Vec::with_capacity(count);
     for (&slot, &context) in slots.iter().zip(context_lens) {
-        if slot == -1 {
+        let Ok(slot) = usize::try_from(slot) else {
             rows.resize(rows.len() + block_size, None);
             continue;
-        }
-        let Some(slot) = usize::try_from(slot).ok().filter(|&slot| slot < pool_slots) else {
-            return value("slots", format!("below the pool's {pool_slots} slots"), slot.to_string());
         };
         let end = usize::try_from(context).ok().map(|context| context + block_size);
         let Some(end) = end.filter(|&end| end <= input.capacity) else {

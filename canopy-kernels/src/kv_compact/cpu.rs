@@ -25,11 +25,9 @@ pub fn compact<T: Copy>(
     }
     let slots = expect_pool(OP, "cache", capacity * width, cache.len())?;
     expect_len(OP, "prefix_lens", &[paths.slots().len()], prefix_lens.len())?;
+    paths.check_slots(OP, slots)?;
     for (b, (&slot, &prefix)) in paths.slots().iter().zip(prefix_lens).enumerate() {
         let nodes = paths.cu_nodes()[b + 1] - paths.cu_nodes()[b];
-        if slot >= slots as i32 {
-            return value("slots", format!("below the pool's {slots} slots"), slot.to_string());
-        }
         if slot >= 0 && (prefix < 0 || prefix as usize + nodes as usize > capacity) {
             return value(
                 "prefix_lens",

@@ -1,10 +1,8 @@
 //! CPU forward: checks, then one task per sequence and value head.
 
-use rayon::prelude::*;
-
 use super::{Tape, Variant, VerifyInput, VerifyOutput};
 use crate::error::{Result, expect_len};
-use crate::numeric::{Kernel, Real, Simd, dispatch};
+use crate::numeric::{Kernel, Real, Simd, dispatch_all};
 use crate::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 
 mod closed_form;
@@ -16,9 +14,6 @@ use unit::UnitRows;
 
 const VERIFY: &str = "tree_gdn verify";
 const COMMIT: &str = "tree_gdn commit";
-
-/// Multiply-adds below which one thread does the whole call.
-const PARALLEL_FROM: usize = 1 << 19;
 
 /// Verifies every tree of `batch`; reads the state pool and leaves it as it is. A padding sequence's rows become
 /// zero.
@@ -77,7 +72,7 @@ pub(super) fn verify_in<T: Real>(
     let live = batch.iter().filter(|(_, _, slot)| slot.is_some());
     let rows = live.flat_map(|(first, tree, _)| first..first + tree.len());
     let units = UnitRows::new(dims, planes.qkv, rows);
-    let [o, u] = out.map(|plane| split_heads(dims, batch, plane));
+    let [o, u] = out.map(|plane| batch.split_heads(dims.v_heads, dims.dv, plane));
     let mut heads = o.into_iter().zip(u);
     let mut tasks = Vec::with_capacity(heads.len());
     for (first, tree, slot) in batch.iter() {
@@ -93,7 +88,7 @@ pub(super) fn verify_in<T: Real>(
             tasks.push(HeadVerify { head, variant, state, o, u });
         }
     }
-    run_all(tasks, batch.rows() * dims.state_len());
+    dispatch_all(tasks, batch.rows() * dims.state_len());
 }
 
 /// [`commit`] in any precision, sizes checked.
@@ -120,7 +115,7 @@ pub(super) fn commit_in<T: Real>(
             tasks.push(HeadCommit { dims, v_head, variant, rows, gates, u, units: &units, state });
         }
     }
-    run_all(tasks, paths.rows().len() * dims.state_len());
+    dispatch_all(tasks, paths.rows().len() * dims.state_len());
 }
 
 /// What one value head of one sequence reads in verify.
@@ -208,30 +203,6 @@ impl<T: Real> Kernel for HeadCommit<'_, T> {
     }
 }
 
-fn run_all<K: Kernel + Send>(tasks: Vec<K>, multiply_adds: usize) {
-    if multiply_adds >= PARALLEL_FROM && tasks.len() > 1 && rayon::current_num_threads() > 1 {
-        tasks.into_par_iter().for_each(dispatch);
-    } else {
-        tasks.into_iter().for_each(dispatch);
-    }
-}
-
-/// The rows of a `[N, Hv, Dv]` plane, per sequence and value head.
-fn split_heads<'a, T>(dims: GdnDims, batch: &TreeBatch, plane: &'a mut [T]) -> Vec<Vec<&'a mut [T]>> {
-    let mut heads = Vec::with_capacity(batch.sequences() * dims.v_heads);
-    let mut rows = plane.chunks_exact_mut(dims.dv);
-    for tree in batch.trees() {
-        let start = heads.len();
-        heads.extend((0..dims.v_heads).map(|_| Vec::with_capacity(tree.len())));
-        for _ in 0..tree.len() {
-            for head in &mut heads[start..] {
-                head.extend(rows.next());
-            }
-        }
-    }
-    heads
-}
-
 /// Writes the sums of `g` from the root to every node.
 fn cumulate(dims: GdnDims, batch: &TreeBatch, gates: &[f32], g_cum: &mut [f32]) {
     for (first, tree, slot) in batch.iter() {
@@ -256,7 +227,7 @@ fn check_verify(
     output: &VerifyOutput<'_>,
 ) -> Result<()> {
     let n = batch.rows();
-    let slots = check_pool(VERIFY, dims, input.state)?;
+    let slots = dims.pool_slots(VERIFY, input.state.len())?;
     expect_len(VERIFY, "qkv", &[n, dims.qkv_width()], input.qkv.len())?;
     expect_len(VERIFY, "gates", &[n, 2, dims.v_heads], input.gates.len())?;
     batch.check_slots(VERIFY, slots)?;
@@ -267,17 +238,10 @@ fn check_verify(
 
 fn check_commit(dims: GdnDims, paths: &AcceptedPaths, tape: &Tape<'_>, state: &[f32]) -> Result<()> {
     let n = paths.cu_nodes().last().map_or(0, |&n| n as usize);
-    let slots = check_pool(COMMIT, dims, state)?;
+    let slots = dims.pool_slots(COMMIT, state.len())?;
     expect_len(COMMIT, "qkv", &[n, dims.qkv_width()], tape.qkv.len())?;
     expect_len(COMMIT, "gates", &[n, 2, dims.v_heads], tape.gates.len())?;
     expect_len(COMMIT, "u", &[n, dims.v_heads, dims.dv], tape.u.len())?;
     expect_len(COMMIT, "g_cum", &[n, dims.v_heads], tape.g_cum.len())?;
     paths.check_slots(COMMIT, slots)
-}
-
-fn check_pool(op: &'static str, dims: GdnDims, state: &[f32]) -> Result<usize> {
-    let GdnDims { k_heads, v_heads, dk, dv } = dims;
-    let slots = state.len() / GdnDims::new(k_heads, v_heads, dk, dv)?.state_len();
-    expect_len(op, "state", &[slots, dims.v_heads, dims.dv, dims.dk], state.len())?;
-    Ok(slots)
 }

@@ -1,17 +1,12 @@
 //! CPU forward.
 
-use rayon::prelude::*;
-
 use super::{SerialInput, SerialOutput};
 use crate::error::{Result, expect_len};
-use crate::numeric::{Kernel, Simd, dispatch, dot, normalise, row_dots};
+use crate::numeric::{Kernel, Simd, dispatch_all, dot, normalise, row_dots};
 use crate::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 
 const VERIFY: &str = "tree_gdn_serial verify";
 const COMMIT: &str = "tree_gdn_serial commit";
-
-/// Multiply-adds below which one thread does the whole call.
-const PARALLEL_FROM: usize = 1 << 19;
 
 /// Verifies every tree of `batch` node by node; reads the state pool and leaves it as it is. A padding sequence's
 /// rows become zero.
@@ -25,7 +20,7 @@ pub fn verify(
     output: SerialOutput<'_>,
 ) -> Result<()> {
     let n = batch.rows();
-    let slots = check_pool(VERIFY, dims, input.state)?;
+    let slots = dims.pool_slots(VERIFY, input.state.len())?;
     expect_len(VERIFY, "qkv", &[n, dims.qkv_width()], input.qkv.len())?;
     expect_len(VERIFY, "gates", &[n, 2, dims.v_heads], input.gates.len())?;
     batch.check_slots(VERIFY, slots)?;
@@ -33,28 +28,16 @@ pub fn verify(
     expect_len(VERIFY, "snapshots", &[n, dims.v_heads, dims.dv, dims.dk], output.snapshots.len())?;
 
     let size = dims.dv * dims.dk;
-    let mut rows = output.o.chunks_exact_mut(dims.dv).zip(output.snapshots.chunks_exact_mut(size));
-    let mut tasks = Vec::new();
+    let os = batch.split_heads(dims.v_heads, dims.dv, output.o);
+    let mut heads = os.into_iter().zip(batch.split_heads(dims.v_heads, size, output.snapshots));
+    let mut tasks = Vec::with_capacity(heads.len());
     for (first, tree, slot) in batch.iter() {
-        let mut heads: Vec<_> = (0..dims.v_heads).map(|_| (Vec::new(), Vec::new())).collect();
-        for _ in 0..tree.len() {
-            for (os, snapshots) in &mut heads {
-                if let Some((o, snapshot)) = rows.next() {
-                    os.push(o);
-                    snapshots.push(snapshot);
-                }
-            }
-        }
-        for (v_head, (o, snapshots)) in heads.into_iter().enumerate() {
+        for (v_head, (o, snapshots)) in heads.by_ref().take(dims.v_heads).enumerate() {
             let state = slot.map(|slot| &input.state[slot * dims.state_len() + v_head * size..][..size]);
             tasks.push(Head { dims, first, tree, v_head, input, state, o, snapshots });
         }
     }
-    if n * dims.state_len() >= PARALLEL_FROM && rayon::current_num_threads() > 1 {
-        tasks.into_par_iter().for_each(dispatch);
-    } else {
-        tasks.into_iter().for_each(dispatch);
-    }
+    dispatch_all(tasks, n * dims.state_len());
     Ok(())
 }
 
@@ -63,7 +46,7 @@ pub fn verify(
 /// # Errors
 /// [`crate::Error::Shape`] or [`crate::Error::Value`] naming the argument that does not fit.
 pub fn commit(dims: GdnDims, paths: &AcceptedPaths, snapshots: &[f32], state: &mut [f32]) -> Result<()> {
-    let slots = check_pool(COMMIT, dims, state)?;
+    let slots = dims.pool_slots(COMMIT, state.len())?;
     let n = paths.cu_nodes().last().map_or(0, |&n| n as usize);
     expect_len(COMMIT, "snapshots", &[n, dims.v_heads, dims.dv, dims.dk], snapshots.len())?;
     paths.check_slots(COMMIT, slots)?;
@@ -122,11 +105,4 @@ impl Kernel for Head<'_> {
             }
         }
     }
-}
-
-fn check_pool(op: &'static str, dims: GdnDims, state: &[f32]) -> Result<usize> {
-    let GdnDims { k_heads, v_heads, dk, dv } = dims;
-    let slots = state.len() / GdnDims::new(k_heads, v_heads, dk, dv)?.state_len();
-    expect_len(op, "state", &[slots, v_heads, dv, dk], state.len())?;
-    Ok(slots)
 }

@@ -123,10 +123,8 @@ impl<'a> Places<'a> {
     }
 
     fn positive(&self, key: &str) -> Result<usize> {
-        match self.need(key, Table::usize)? {
-            0 => Err(self.error(key, "expected at least 1, got 0")),
-            value => Ok(value),
-        }
+        let value = self.need(key, Table::usize)?;
+        Table::size(key, value).map_err(|message| self.error(key, message))
     }
 
     fn between(&self, key: &str, below: f64) -> Result<f64> {

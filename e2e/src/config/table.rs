@@ -4,6 +4,11 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
+/// The largest size of anything: far above every published model, and small enough that a product of two fits.
+const MOST: usize = 1 << 24;
+/// The most layers.
+const MOST_LAYERS: usize = 4096;
+
 /// One JSON object of a configuration file. Every getter returns `None` for a missing or null key and an error
 /// that names the key, what was expected and what came for an ill-typed one.
 #[derive(Clone, Debug)]
@@ -61,11 +66,18 @@ impl<'a> Table<'a> {
         self.usize(key).and_then(|value| self.need(key, value))
     }
 
-    /// A positive integer that must be there.
+    /// A size that must be there; see [`Self::size`].
     pub fn need_positive(&self, key: &str) -> Result<usize> {
-        match self.need_usize(key)? {
-            0 => Err(self.error(key, "expected at least 1, got 0")),
-            value => Ok(value),
+        Self::size(key, self.need_usize(key)?).map_err(|message| self.error(key, message))
+    }
+
+    /// Checks a size: at least 1, and no more than memory and products of sizes can take.
+    pub fn size(key: &str, value: usize) -> std::result::Result<usize, String> {
+        let most = if key == "num_hidden_layers" { MOST_LAYERS } else { MOST };
+        match value {
+            0 => Err("expected at least 1, got 0".into()),
+            _ if value > most => Err(format!("expected at most {most}, got {value}")),
+            _ => Ok(value),
         }
     }
 

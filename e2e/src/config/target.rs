@@ -131,7 +131,7 @@ fn attn_dims(text: &Table<'_>) -> Result<AttnDims> {
     let q_heads = text.need_positive("num_attention_heads")?;
     let kv_heads = text.need_positive("num_key_value_heads")?;
     let head_dim = match text.usize("head_dim")? {
-        Some(dim) => dim,
+        Some(_) => text.need_positive("head_dim")?,
         None => text.need_positive("hidden_size")? / q_heads,
     };
     if !q_heads.is_multiple_of(kv_heads) {

@@ -251,7 +251,7 @@ fn reported(tree: &CandidateTree) -> Vec<ReportedNode> {
     let node = |node: usize| ReportedNode {
         token: tokens[node],
         parent: shape.parents()[node],
-        depth: shape.depths()[node] as u32,
+        depth: shape.depths()[node],
         prob: tree.prob(node),
         log_prob: tree.joint_log_probs()[node] as f32,
     };

@@ -1,4 +1,4 @@
-//! Choosing a node budget after the drafter has spoken.
+//! What a node budget is worth, known after the drafter has spoken.
 //!
 //! A best-first tree's nodes come in falling order of joint probability and every prefix of that order is a tree,
 //! so `auto` may build once with its largest budget, look at the probabilities and keep a prefix
@@ -18,19 +18,4 @@ pub fn expected_tokens(tree: &CandidateTree, trust: &[f64]) -> Vec<f64> {
         expected.push(expected[node - 1] + trust * joint.exp());
     }
     expected
-}
-
-/// The budget with the most expected tokens per unit of `cost`, the smaller one on a tie. `expected[n]` belongs
-/// to budget n, `cost(n)` is a whole round's cost with n drafted nodes. Budgets whose cost is not positive and
-/// finite, or whose expectation is not finite, are passed over; 0 when none is left.
-pub fn best_budget(expected: &[f64], cost: impl Fn(usize) -> f64) -> usize {
-    let mut best = (0, f64::NEG_INFINITY);
-    for (budget, &tokens) in expected.iter().enumerate() {
-        let cost = cost(budget);
-        let rate = tokens / cost;
-        if cost > 0.0 && cost.is_finite() && rate.is_finite() && rate > best.1 {
-            best = (budget, rate);
-        }
-    }
-    best.0
 }

@@ -23,7 +23,7 @@ mod row;
 
 use canopy_kernels::DraftTree;
 
-pub use budget::{best_budget, expected_tokens};
+pub use budget::expected_tokens;
 pub use ddtree::{build_chain, build_ddtree, chain_from, ddtree_from};
 pub use marginals::{Marginals, depth_ranks};
 

@@ -130,7 +130,7 @@ fn tree_prints_every_node_with_its_probabilities() {
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     let lines: Vec<&str> = text.lines().collect();
     let (tree, texts) = first_tree(prompt, 12);
-    assert_eq!(lines.len(), 1 + 12 + 1, "{text}");
+    assert_eq!(lines.len(), 1 + 12 + 2, "{text}");
     assert!(lines[0].starts_with(&format!("* {}", texts[0])), "{text}");
     for (node, text_of_node) in texts.iter().enumerate().take(13).skip(1) {
         let joint = 100.0 * tree.joint_log_probs()[node].exp();
@@ -140,9 +140,12 @@ fn tree_prints_every_node_with_its_probabilities() {
     }
     let marked = lines[..13].iter().filter(|line| line.starts_with('*')).count();
     assert!(lines[13].contains(&format!("12 drafted nodes, {} accepted", marked - 1)), "{text}");
+    let expected: f64 = tree.joint_log_probs().iter().map(|joint| joint.exp()).sum();
+    assert!(lines[14].starts_with(&format!("tokens gained: {marked};")), "{text}");
+    assert!(lines[14].ends_with(&format!(": {expected:.1}")), "{text}");
     let chain = canopy(&["tree", "--chain", "--budget", "12", prompt]);
     let chain = String::from_utf8(chain.stdout).expect("UTF-8");
-    assert_eq!(chain.lines().count(), 1 + 12 + 1, "{chain}");
+    assert_eq!(chain.lines().count(), 1 + 12 + 2, "{chain}");
     assert!(chain.lines().take(13).all(|line| !line.contains("├─")), "{chain}");
 }
 

@@ -123,7 +123,7 @@ proptest! {
         }
         let stats = saving.stats().cache;
         prop_assert!(stats.bytes <= budget);
-        prop_assert_eq!((stats.entries == 0), (stats.bytes == 0));
+        prop_assert_eq!(stats.entries == 0, stats.bytes == 0);
     }
 }
 

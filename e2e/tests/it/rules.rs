@@ -78,8 +78,11 @@ fn greedy_text_with_penalties_is_the_serial_one_in_every_mode() {
     assert_eq!(texts.len(), 10, "every setting changes the text");
 }
 
+/// A token, its log-probability's bits, and the likeliest ones with theirs.
+type Told = (u32, Option<u32>, Vec<(u32, u32)>);
+
 /// Everything about the tokens but where they came from, log-probabilities bit by bit.
-fn told(generation: &Generation) -> Vec<(u32, Option<u32>, Vec<(u32, u32)>)> {
+fn told(generation: &Generation) -> Vec<Told> {
     let top = |token: &EmittedToken| token.top.iter().map(|&(id, p)| (id, p.to_bits())).collect();
     generation.tokens.iter().map(|t| (t.id, t.logprob.map(f32::to_bits), top(t))).collect()
 }

@@ -128,6 +128,21 @@ fn a_batch_equals_its_streams_alone() {
 }
 
 #[test]
+fn threads_do_not_change_bits() {
+    let ids = prompt();
+    let run = |threads| {
+        canopy_e2e::threads::pool(Some(threads)).unwrap().install(|| {
+            let mut target = tiny_model(1);
+            (bits(&append(&mut target, 0, &ids)), state_bits(&target, 0))
+        })
+    };
+    let one = run(1);
+    for threads in [2, 3, 5] {
+        assert_eq!(run(threads), one, "{threads} threads");
+    }
+}
+
+#[test]
 fn a_snapshot_continues_in_another_slot() {
     let ids = prompt();
     let mut target = tiny_model(2);

@@ -10,14 +10,14 @@ use crate::support::{Rng, batch, bits, f32s, f64s, inside_nan, layouts, max_abs,
 
 const VARIANTS: [Variant; 2] = [Variant::Walk, Variant::Solve(Solve::Forward)];
 
-struct Scene {
-    dims: GdnDims,
-    qkv: Tensor,
-    gates: Tensor,
-    state: Tensor,
+pub struct Scene {
+    pub dims: GdnDims,
+    pub qkv: Tensor,
+    pub gates: Tensor,
+    pub state: Tensor,
 }
 
-fn scene() -> Scene {
+pub fn scene() -> Scene {
     let dims = GdnDims::new(2, 4, 8, 6).expect("2 divides 4");
     let (mut rng, rows) = (Rng(1), batch().rows());
     let qkv = rng.tensor(&[rows, dims.qkv_width()]);

@@ -35,7 +35,7 @@ struct Commit {
     variant: Variant,
 }
 
-fn dims(scene: &Scene) -> GdnDims {
+pub(super) fn dims(scene: &Scene) -> GdnDims {
     match scene.shape.wide {
         true => GdnDims { k_heads: 1, v_heads: 2, dk: 128, dv: 128 },
         false => GdnDims { k_heads: 1, v_heads: 2, dk: 16, dv: 8 },
@@ -43,7 +43,7 @@ fn dims(scene: &Scene) -> GdnDims {
 }
 
 /// Inputs 0, 1, 2 and 3: qkv, g, beta and the state pool.
-fn scene(shape: &Shape) -> Result<Scene> {
+pub(super) fn scene(shape: &Shape) -> Result<Scene> {
     let scene = Scene::new(shape)?;
     let (rows, dims, slots) = (scene.batch.rows(), dims(&scene), shape.nodes.len());
     Ok(scene
@@ -54,14 +54,14 @@ fn scene(shape: &Shape) -> Result<Scene> {
 }
 
 /// `[N, 2, Hv]` from the two planes.
-fn gates(scene: &Scene) -> Vec<f32> {
+pub(super) fn gates(scene: &Scene) -> Vec<f32> {
     let heads = dims(scene).v_heads;
     let planes = scene.input(1).chunks(heads).zip(scene.input(2).chunks(heads));
     planes.flat_map(|(g, beta)| [g, beta].concat()).collect()
 }
 
 /// A long chain of equal keys with small write strengths: each step adds less than half a unit of a bfloat16 state.
-fn sums_scene() -> Result<Scene> {
+pub(super) fn sums_scene() -> Result<Scene> {
     let mut scene = scene(&Shape { chain: true, ..Shape::tree(256) })?;
     scene.inputs[0].values.fill(1.0);
     scene.inputs[1].values.fill(0.0);
@@ -84,7 +84,7 @@ fn verify_len(scene: &Scene) -> usize {
 }
 
 /// Each tree's rows and slot in float64.
-fn per_tree<T>(
+pub(super) fn per_tree<T>(
     scene: &Scene,
     mut each: impl FnMut(usize, &DraftTree, usize, OracleInput<'_>) -> T,
 ) -> Vec<T> {
@@ -156,7 +156,7 @@ impl Subject for Verify {
 }
 
 /// Serial decoding of a chain whose state is kept in bfloat16; hands out each node's verify and the state after it.
-fn half_states(scene: &Scene, mut each: impl FnMut(usize, &[f32], &[f32])) {
+pub(super) fn half_states(scene: &Scene, mut each: impl FnMut(usize, &[f32], &[f32])) {
     let (dims, mut state) = (dims(scene), scene.input(3).to_vec());
     let Ok(batch) = DraftTree::chain(1).map(|root| TreeBatch::single(root, 0)) else { return };
     let Ok(paths) = AcceptedPaths::new(&batch, &[vec![0]]) else { return };
@@ -178,6 +178,19 @@ fn half_states(scene: &Scene, mut each: impl FnMut(usize, &[f32], &[f32])) {
         state.iter_mut().for_each(|x| *x = half(*x));
         each(node, &one, &state);
     }
+}
+
+/// The pool after every path's commit, in float64.
+pub(super) fn committed(scene: &Scene) -> Vec<f64> {
+    let mut pool = widened(scene.input(3));
+    let len = dims(scene).state_len();
+    let states = per_tree(scene, |_, tree, slot, input| {
+        (slot, oracle::commit(dims(scene), tree, tree.len() - 1, input))
+    });
+    for (slot, state) in states {
+        pool[slot * len..(slot + 1) * len].copy_from_slice(&state);
+    }
+    pool
 }
 
 impl Subject for Commit {
@@ -213,15 +226,7 @@ impl Subject for Commit {
     }
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {
-        let mut pool = widened(scene.input(3));
-        let len = dims(scene).state_len();
-        let states = per_tree(scene, |_, tree, slot, input| {
-            (slot, oracle::commit(dims(scene), tree, tree.len() - 1, input))
-        });
-        for (slot, state) in states {
-            pool[slot * len..(slot + 1) * len].copy_from_slice(&state);
-        }
-        pool
+        committed(scene)
     }
 
     fn exact_classes(&self) -> bool {

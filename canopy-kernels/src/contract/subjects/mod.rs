@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod gdn;
+mod gdn_serial;
 mod rows;
 
 use half::bf16;
@@ -56,6 +57,7 @@ pub(super) trait Subject {
 /// The kernels in the order of the report.
 pub(super) fn all() -> Vec<Box<dyn Subject>> {
     let mut subjects = gdn::subjects();
+    subjects.extend(gdn_serial::subjects());
     subjects.extend(conv::subjects());
     subjects.extend(attention::subjects());
     subjects.extend(rows::subjects());

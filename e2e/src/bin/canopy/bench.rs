@@ -6,6 +6,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -48,8 +49,8 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "fixed,code,chat")]
     kinds: Vec<String>,
     /// Most prompts of a kind
-    #[arg(long, default_value_t = 16, value_name = "PROMPTS")]
-    limit: usize,
+    #[arg(long, default_value = "16", value_name = "PROMPTS")]
+    limit: NonZeroUsize,
     /// Most tokens per prompt
     #[arg(long, default_value_t = 128, value_name = "TOKENS")]
     max_tokens: usize,
@@ -111,7 +112,7 @@ fn bench(args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for kind in &args.kinds {
         let texts: Vec<&str> = prompts.iter().filter(|p| &p.kind == kind).map(|p| p.text.as_str()).collect();
-        let texts = &texts[..texts.len().min(args.limit)];
+        let texts = &texts[..texts.len().min(args.limit.get())];
         ensure!(!texts.is_empty(), "--kinds: expected kinds of the prompts, got {kind}");
         rows.extend(measure(args, &mut ready, kind, texts)?);
     }

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use canopy_e2e::loader::{self, LoadOptions, ModelSource, WeightDtype};
 use canopy_e2e::model::Qwen35;
 use canopy_e2e::target::{LogitRows, Target, VerifyStream};
+use canopy_e2e::threads;
 use canopy_kernels::DraftTree;
 use canopy_kernels::tree_gdn::{Solve, Variant};
 use serde::Deserialize;
@@ -103,6 +104,10 @@ struct Round {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    threads::pool(None)?.install(|| compute(args))
+}
+
+fn compute(args: Args) -> Result<()> {
     let rounds = rounds(&args)?;
     ensure!(!args.ids.is_empty() || !rounds.is_empty(), "--ids: expected token ids or a tree, got neither");
     let nodes: usize = rounds.iter().map(|round| round.tokens.len()).sum();

@@ -1,6 +1,8 @@
 //! `canopy`: generate, measure and inspect from the command line.
 
-use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod bench;
 mod draft;
@@ -11,8 +13,14 @@ mod pair;
 mod record;
 mod tree;
 
+const HELP: &str = "\
+Example:
+  canopy generate \"def fibonacci(n):\"
+  canopy tree \"def is_prime(n):\"
+  canopy bench --limit 2 --max-tokens 32";
+
 #[derive(Parser)]
-#[command(name = "canopy", version, about, arg_required_else_help = true)]
+#[command(name = "canopy", version, about, arg_required_else_help = true, after_help = HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -27,8 +35,27 @@ enum Command {
     Tree(tree::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    // A negative number is a value, so that its refusal names the flag and the range.
+    let numbers = |arg: clap::Arg| {
+        if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg }
+    };
+    let matches = Cli::command().mut_subcommands(|command| command.mut_args(numbers)).get_matches();
+    let done = match Cli::from_arg_matches(&matches) {
+        Err(error) => error.exit(),
+        Ok(cli) => run(cli.command),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Generate(args) => generate::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Draft(args) => draft::run(args),

@@ -1,11 +1,13 @@
 //! `canopy tree`: one round's draft tree as text.
 
+use std::io::Write as _;
+
 use anyhow::{Context, Result, ensure};
 use candle_core::Tensor;
 use canopy_e2e::loader::load_tokenizer;
 use canopy_e2e::target::{LogitRows, Target};
 use canopy_e2e::tokenizer::{ChatMessage, Tokenizer};
-use canopy_e2e::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtree_from};
+use canopy_e2e::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtree_from, expected_tokens};
 
 use crate::pair::{Pair, PairArgs};
 
@@ -65,7 +67,8 @@ pub fn run(args: Args) -> Result<()> {
     for _ in 1..args.round {
         root = round(&mut pair, root, &args)?.bonus;
     }
-    print!("{}", render(&round(&mut pair, root, &args)?, &tokenizer));
+    let text = render(&round(&mut pair, root, &args)?, &tokenizer);
+    std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
 }
 
@@ -156,6 +159,11 @@ fn render(round: &Round, tokenizer: &Tokenizer) -> String {
         accepted.len(),
         if accepted.is_empty() { "none".into() } else { accepted.join(" ") },
         drawing.text(round.bonus)
+    ));
+    let expected = expected_tokens(&round.tree, &[]).pop().unwrap_or(1.0);
+    let tokens = round.path.len();
+    out.push_str(&format!(
+        "tokens gained: {tokens}; expected by the drafter's probabilities: {expected:.1}\n"
     ));
     out
 }
