@@ -13,13 +13,13 @@ use crate::routes::generate::{Job, generate, limits};
 use crate::routes::openapi::Errors;
 use crate::state::AppState;
 use crate::types::ChatRequest;
-use crate::types::answer::{ChatChunk, ChatCompletion};
+use crate::types::answer::{Answer, ChatChoice, ChatDelta};
 
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest,
     responses(
         (status = 200, description = "The answer; with `stream`, server-sent events of chunks",
-         content((ChatCompletion = "application/json"), (ChatChunk = "text/event-stream"))),
+         content((Answer<ChatChoice> = "application/json"), (Answer<ChatDelta> = "text/event-stream"))),
         Errors,
     ))]
 pub async fn chat_completions(

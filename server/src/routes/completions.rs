@@ -11,13 +11,13 @@ use crate::routes::generate::{Job, generate, limits};
 use crate::routes::openapi::Errors;
 use crate::state::AppState;
 use crate::types::CompletionRequest;
-use crate::types::answer::Completion;
+use crate::types::answer::{Answer, CompletionChoice};
 
 /// Continues a prompt.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionRequest,
     responses(
         (status = 200, description = "The text; with `stream`, server-sent events",
-         content((Completion = "application/json"), (String = "text/event-stream"))),
+         content((Answer<CompletionChoice> = "application/json"), (String = "text/event-stream"))),
         Errors,
     ))]
 pub async fn completions(

@@ -12,7 +12,9 @@ use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, Ref, RefOr};
 use utoipa::{IntoResponses, PartialSchema as _, ToSchema as _};
 
 use super::{keyed, open};
-use crate::types::answer::{ErrorBody, ErrorDetail};
+use crate::types::answer::{Answer, ChatDelta, ErrorBody, ErrorDetail};
+
+type Chunk = Answer<ChatDelta>;
 
 const KEY: &str = "bearer";
 
@@ -42,11 +44,20 @@ pub fn document() -> OpenApi {
         .description(Some("OpenAI-compatible HTTP over tree speculative decoding."))
         .version(env!("CARGO_PKG_VERSION"))
         .build();
+    // Of several bodies of one answer the routes list only the first one's types.
+    let mut schemas = vec![
+        (ErrorBody::name(), ErrorBody::schema()),
+        (ErrorDetail::name(), ErrorDetail::schema()),
+        (Chunk::name(), Chunk::schema()),
+    ]
+    .into_iter()
+    .map(|(name, schema)| (name.into_owned(), schema))
+    .collect::<Vec<_>>();
+    Chunk::schemas(&mut schemas);
     let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
     let components = ComponentsBuilder::from(open.components.take().unwrap_or_default())
         .security_scheme(KEY, bearer)
-        .schema(ErrorBody::name(), ErrorBody::schema())
-        .schema(ErrorDetail::name(), ErrorDetail::schema());
+        .schemas_from_iter(schemas);
     open.components = Some(components.build());
     open
 }

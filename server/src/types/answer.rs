@@ -30,13 +30,6 @@ pub struct Answer<C> {
     pub canopy: Option<Canopy>,
 }
 
-/// A completion, or a chunk of one.
-pub type Completion = Answer<CompletionChoice>;
-/// A chat answer.
-pub type ChatCompletion = Answer<ChatChoice>;
-/// A chunk of a chat answer.
-pub type ChatChunk = Answer<ChatDelta>;
-
 /// One choice of a completion.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct CompletionChoice {

@@ -4,8 +4,10 @@ mod bad_input; // every bad input: the status, the field named, the next request
 mod connections; // late heads, floods, silence, deadlines
 mod http; // routes, answers, headers, keys: no socket
 mod known_failures; // kinds of failure of other servers, the engine over a scripted target
+mod openapi; // the document lists every route
 mod overload; // 429, 413, drain, slow readers, a failing engine
 mod pair; // the embedded pair behind the real routes
+mod process; // the built binary: start-up errors, signals, faults
 mod sse; // real sockets: chunks, disconnects
 mod support; // a toy engine, a server on a free port, a plain HTTP client
 
