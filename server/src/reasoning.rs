@@ -12,11 +12,6 @@ pub struct Parts {
     pub content: String,
 }
 
-/// True when a rendered prompt ends inside an open `<think>`.
-pub fn opens_thinking(prompt: &str) -> bool {
-    prompt.trim_end().ends_with("<think>")
-}
-
 /// Parts streamed text at the first `</think>`; the newlines around the marker belong to neither part.
 #[derive(Clone, Debug)]
 pub struct ReasoningSplit {
@@ -96,13 +91,6 @@ mod tests {
         }
         let rest = split.finish();
         (all.reasoning + &rest.reasoning, all.content + &rest.content)
-    }
-
-    #[test]
-    fn the_prompt_decides_whether_the_answer_starts_with_reasoning() {
-        assert!(opens_thinking("<|im_start|>assistant\n<think>\n"));
-        assert!(!opens_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
-        assert!(!opens_thinking("<|im_start|>assistant\n"));
     }
 
     #[test]

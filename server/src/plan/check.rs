@@ -38,6 +38,11 @@ pub(super) fn neutral<T: serde::Serialize>(
     }
 }
 
+/// Accepts a switch that is left out or stands where it changes nothing.
+pub(super) fn only(name: &'static str, value: Option<bool>, neutral_value: bool) -> Result<(), ApiError> {
+    neutral(name, value, |&value| value == neutral_value, &neutral_value.to_string())
+}
+
 /// 400: the value means something that this server does not do.
 pub(super) fn unsupported(
     name: impl Into<String>,

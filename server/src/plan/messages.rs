@@ -1,14 +1,13 @@
 //! The messages of a conversation.
 
-use canopy_e2e::tokenizer::ChatMessage;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::check::{missing, neutral, shown};
 use crate::error::ApiError;
 use crate::types::ChatMessageBody;
 
-/// Checked messages.
-pub fn messages(bodies: Option<Vec<ChatMessageBody>>) -> Result<Vec<ChatMessage>, ApiError> {
+/// Checked messages, as the chat template takes them.
+pub fn messages(bodies: Option<Vec<ChatMessageBody>>) -> Result<Vec<Value>, ApiError> {
     let bodies = bodies.ok_or_else(|| missing("messages"))?;
     if bodies.is_empty() {
         return Err(ApiError::field("messages", "at least one message", "an empty list"));
@@ -16,30 +15,63 @@ pub fn messages(bodies: Option<Vec<ChatMessageBody>>) -> Result<Vec<ChatMessage>
     bodies.into_iter().enumerate().map(|(at, body)| message(at, body)).collect()
 }
 
-fn message(at: usize, body: ChatMessageBody) -> Result<ChatMessage, ApiError> {
+fn message(at: usize, body: ChatMessageBody) -> Result<Value, ApiError> {
+    const ROLES: &str = "system, developer, user, assistant or tool";
     let field = |name: &str| format!("messages[{at}].{name}");
     let role = match body.role.as_deref() {
         Some("developer") => "system",
-        Some(role @ ("system" | "user" | "assistant")) => role,
-        Some(other) => {
-            let expected = "system, developer, user or assistant";
-            return Err(ApiError::field(field("role"), expected, format!("{other:?}")));
-        }
+        Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
+        Some(other) => return Err(ApiError::field(field("role"), ROLES, format!("{other:?}"))),
         None => return Err(missing(field("role"))),
     };
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let unsupported = [
-        ("refusal", body.refusal, false),
-        ("audio", body.audio, false),
-        ("function_call", body.function_call, false),
-        ("tool_call_id", body.tool_call_id.map(Value::from), false),
-        ("annotations", body.annotations, true),
-        ("tool_calls", body.tool_calls, true),
-    ];
-    for (name, value, may_be_empty_list) in unsupported {
-        neutral(field(name), value, |value| may_be_empty_list && empty(value), "null")?;
+    neutral(field("refusal"), body.refusal, |_| false, "null")?;
+    neutral(field("audio"), body.audio, |_| false, "null")?;
+    neutral(field("function_call"), body.function_call, |_| false, "null")?;
+    neutral(field("annotations"), body.annotations, empty, "null")?;
+    let calls = match body.tool_calls.filter(|calls| !empty(calls)) {
+        Some(calls) if role == "assistant" => tool_calls(&field("tool_calls"), calls)?,
+        Some(_) => return Err(ApiError::field(field("tool_calls"), "null but of an assistant", "calls")),
+        None => Vec::new(),
+    };
+    if role != "tool" {
+        neutral(field("tool_call_id"), body.tool_call_id.clone(), |_| false, "null")?;
     }
-    Ok(ChatMessage { role: role.to_owned(), content: content(at, body.content)? })
+    // An assistant that called need not have said anything.
+    let content = match body.content {
+        None if !calls.is_empty() => String::new(),
+        content => self::content(at, content)?,
+    };
+    let mut message = json!({"role": role, "content": content});
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    for (name, value) in [("reasoning_content", body.reasoning_content), ("tool_call_id", body.tool_call_id)]
+    {
+        if let Some(value) = value {
+            message[name] = value.into();
+        }
+    }
+    Ok(message)
+}
+
+/// An assistant's calls with their arguments as objects, which is how templates walk them.
+fn tool_calls(field: &str, calls: Value) -> Result<Vec<Value>, ApiError> {
+    let Value::Array(calls) = calls else {
+        return Err(ApiError::field(field.to_owned(), "a list of calls", shown(&calls)));
+    };
+    let one = |(at, call): (usize, Value)| {
+        let text = |path: &str| call.pointer(path).and_then(Value::as_str);
+        let name = text("/function/name").ok_or_else(|| missing(format!("{field}[{at}].function.name")))?;
+        let arguments = text("/function/arguments").unwrap_or("{}");
+        let parsed = serde_json::from_str::<Map<String, Value>>(arguments).map_err(|_| {
+            let expected = "a JSON object, as text";
+            ApiError::field(format!("{field}[{at}].function.arguments"), expected, shown(&arguments.into()))
+        })?;
+        let id = text("/id").unwrap_or_default();
+        Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": parsed}}))
+    };
+    calls.into_iter().enumerate().map(one).collect()
 }
 
 fn content(at: usize, value: Option<Value>) -> Result<String, ApiError> {

@@ -7,15 +7,15 @@ mod prompt;
 mod sampling;
 mod speculation;
 mod stops;
+mod tools;
 
-use canopy_e2e::engine::GenerateRequest;
-use canopy_e2e::tokenizer::ChatMessage;
-use serde_json::{Map, Value};
+use canopy_e2e::chat::ChatInput;
+use canopy_e2e::engine::{Constraint, GenerateRequest};
 
 use crate::error::ApiError;
 use crate::types::{ChatRequest, CompletionRequest, Shared};
 pub use check::missing;
-use check::{neutral, ranged};
+use check::{neutral, only, ranged};
 pub use messages::messages;
 pub use prompt::{Prompt, token_ids, with_prompt};
 
@@ -87,10 +87,8 @@ impl Plan {
 /// A checked conversation.
 #[derive(Clone, Debug)]
 pub struct ChatPlan {
-    /// The conversation.
-    pub messages: Vec<ChatMessage>,
-    /// Variables of the chat template.
-    pub variables: Map<String, Value>,
+    /// Messages, tools and variables of the chat template.
+    pub input: ChatInput,
     /// Most tokens of a thought.
     pub thinking_budget: Option<usize>,
     /// Everything else.
@@ -118,9 +116,12 @@ pub fn completion(mut body: CompletionRequest, limits: &Limits<'_>) -> Result<(P
 pub fn chat(mut body: ChatRequest, limits: &Limits<'_>) -> Result<ChatPlan, ApiError> {
     let shared = body.take_shared();
     limits.check_model(shared.model.as_deref())?;
-    neutral("store", body.store, |&store| !store, "false")?;
-    neutral("tools", body.tools, Vec::is_empty, "an empty list")?;
-    neutral("tool_choice", body.tool_choice, |c| c == "none" || c == "auto", "none or auto")?;
+    only("store", body.store, false)?;
+    only("continue_final_message", body.continue_final_message, false)?;
+    only("separate_reasoning", body.separate_reasoning, true)?;
+    only("stream_reasoning", body.stream_reasoning, true)?;
+    only("include_reasoning", body.include_reasoning, true)?;
+    let tools = tools::tool_use(body.tools, body.tool_choice.as_ref(), body.parallel_tool_calls)?;
     neutral("modalities", body.modalities, |m| m.iter().all(|m| m == "text"), r#"["text"]"#)?;
     neutral("service_tier", body.service_tier, |t| t == "auto" || t == "default", "auto or default")?;
     let messages = messages(body.messages)?;
@@ -146,8 +147,19 @@ pub fn chat(mut body: ChatRequest, limits: &Limits<'_>) -> Result<ChatPlan, ApiE
     };
     let thinking_budget = ranged("thinking_budget", body.thinking_budget, 0, i64::MAX)?;
     let variables = enable_thinking.map(|on| ("enable_thinking".to_owned(), on.into())).into_iter().collect();
-    let plan = plan(shared, max_tokens, logprobs, limits)?;
-    Ok(ChatPlan { messages, variables, thinking_budget: thinking_budget.map(|most| most as usize), plan })
+    let mut plan = plan(shared, max_tokens, logprobs, limits)?;
+    if tools.constraint != Constraint::None {
+        if plan.request.constraint != Constraint::None {
+            return Err(ApiError::field(
+                "tool_choice",
+                "none or auto beside a format or grammar",
+                "a demand",
+            ));
+        }
+        plan.request.constraint = tools.constraint;
+    }
+    let input = ChatInput { messages, tools: tools.tools, variables };
+    Ok(ChatPlan { input, thinking_budget: thinking_budget.map(|most| most as usize), plan })
 }
 
 fn plan(
@@ -156,6 +168,9 @@ fn plan(
     logprobs: Option<usize>,
     limits: &Limits<'_>,
 ) -> Result<Plan, ApiError> {
+    only("no_stop_trim", shared.no_stop_trim, false)?;
+    only("skip_special_tokens", shared.skip_special_tokens, true)?;
+    only("return_hidden_states", shared.return_hidden_states, false)?;
     let choices = ranged("n", shared.n, 1, MAX_CHOICES)?.unwrap_or(1) as usize;
     let stream = shared.stream.unwrap_or(false);
     if shared.stream_options.is_some() && !stream {

@@ -46,17 +46,11 @@ fn random_seed() -> u64 {
 
 pub(super) fn penalties(shared: &Shared) -> Result<Penalties, ApiError> {
     let two: fn(f32) -> bool = |penalty| (-2.0..=2.0).contains(&penalty);
-    let repetition: fn(f32) -> bool = |penalty| penalty > 0.0 && penalty <= 10.0;
+    let repetition: fn(f32) -> bool = |penalty| (0.01..=10.0).contains(&penalty);
     Ok(Penalties {
         presence: within("presence_penalty", shared.presence_penalty, 0.0, "-2 to 2", two)?,
         frequency: within("frequency_penalty", shared.frequency_penalty, 0.0, "-2 to 2", two)?,
-        repetition: within(
-            "repetition_penalty",
-            shared.repetition_penalty,
-            1.0,
-            "above 0 and at most 10",
-            repetition,
-        )?,
+        repetition: within("repetition_penalty", shared.repetition_penalty, 1.0, "0.01 to 10", repetition)?,
     })
 }
 

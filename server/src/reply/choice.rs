@@ -1,12 +1,13 @@
 //! One choice of an answer: what its stream has told so far.
 
+use canopy_e2e::chat::{AnswerPart, ToolCallParser};
 use canopy_e2e::engine::{EmittedToken, FinishReason, PromptToken, StreamStats, TokenOrigin};
 use canopy_e2e::tokenizer::Detokenizer;
 
 use super::{ReplyStart, Shape, logprobs, rounds};
 use crate::engine_thread::Update;
 use crate::reasoning::ReasoningSplit;
-use crate::types::answer::CompletionLogprobs;
+use crate::types::answer::{CompletionLogprobs, ToolCall, ToolFunction};
 use crate::types::canopy::CanopyStep;
 
 /// One of a request's `n` answers.
@@ -14,6 +15,10 @@ use crate::types::canopy::CanopyStep;
 pub(super) struct Choice {
     pub index: usize,
     split: ReasoningSplit,
+    /// Reads calls out of the content, when there are tools.
+    parser: Option<ToolCallParser>,
+    called: usize,
+    id: String,
     pieces: Detokenizer,
     /// The prompt, until it is told.
     echo: Option<String>,
@@ -26,6 +31,7 @@ pub(super) struct Choice {
     pub stats: StreamStats,
     pub reasoning: String,
     pub content: String,
+    pub calls: Vec<ToolCall>,
     pub kept_prompt: Vec<PromptToken>,
     pub kept_tokens: Vec<EmittedToken>,
 }
@@ -35,6 +41,7 @@ pub(super) struct Choice {
 pub(super) struct Step {
     pub reasoning: String,
     pub content: String,
+    pub calls: Vec<ToolCall>,
     pub prompt: Vec<PromptToken>,
     /// The tokens, when their log-probabilities were asked for.
     pub tokens: Option<Vec<EmittedToken>>,
@@ -57,6 +64,9 @@ impl Choice {
         Self {
             index,
             split: ReasoningSplit::new(start.thinking),
+            parser: (!start.tools.is_empty()).then(|| ToolCallParser::new(&start.tools)),
+            called: 0,
+            id: format!("{}-{index}", start.id),
             pieces: start.model.tokenizer.detokenizer(),
             echo: start.echo.clone(),
             text_offset: 0,
@@ -67,6 +77,7 @@ impl Choice {
             stats: StreamStats::default(),
             reasoning: String::new(),
             content: String::new(),
+            calls: Vec::new(),
             kept_prompt: Vec::new(),
             kept_tokens: Vec::new(),
         }
@@ -82,7 +93,8 @@ impl Choice {
             let step = rounds::step(self.index, &start.model.tokenizer, &mut self.pieces, update);
             self.steps.push(step);
         }
-        let mut step = Step { reasoning: parts.reasoning, content: parts.content, ..Step::default() };
+        let (content, calls) = self.parted(parts.content, false);
+        let mut step = Step { reasoning: parts.reasoning, content, calls, ..Step::default() };
         let told = !update.tokens.is_empty() || !update.prompt.is_empty();
         if let Some(echo) = self.echo.take_if(|_| told) {
             step.content.insert_str(0, &echo);
@@ -105,14 +117,38 @@ impl Choice {
         self.finish = Some(reason);
         self.stats = stats.clone();
         let rest = self.split.finish();
-        let content = self.echo.take().unwrap_or_default() + &rest.content;
-        Step { reasoning: rest.reasoning, content, ..Step::default() }
+        let (content, calls) = self.parted(rest.content, true);
+        let content = self.echo.take().unwrap_or_default() + &content;
+        Step { reasoning: rest.reasoning, content, calls, ..Step::default() }
+    }
+
+    /// The calls taken out of the content.
+    fn parted(&mut self, content: String, is_end: bool) -> (String, Vec<ToolCall>) {
+        let Some(parser) = &mut self.parser else { return (content, Vec::new()) };
+        let mut parts = parser.push(&content);
+        if is_end {
+            parts.extend(parser.finish());
+        }
+        let (mut content, mut calls) = (String::new(), Vec::new());
+        for part in parts {
+            match part {
+                AnswerPart::Content(text) => content.push_str(&text),
+                AnswerPart::Call { name, arguments } => {
+                    let (index, function) = (self.called, ToolFunction { name, arguments });
+                    let id = format!("call-{}-{index}", self.id);
+                    calls.push(ToolCall { index, id, kind: "function", function });
+                    self.called += 1;
+                }
+            }
+        }
+        (content, calls)
     }
 
     /// Keeps what a step added for the whole body.
     pub fn keep(&mut self, step: Step) {
         self.reasoning.push_str(&step.reasoning);
         self.content.push_str(&step.content);
+        self.calls.extend(step.calls);
         self.kept_prompt.extend(step.prompt);
         self.kept_tokens.extend(step.tokens.unwrap_or_default());
     }
@@ -126,6 +162,7 @@ impl Choice {
             Some(FinishReason::Length) => "length",
             Some(FinishReason::Cancelled) => "cancelled",
             Some(FinishReason::TimedOut) => "timeout",
+            Some(FinishReason::Stop) | None if self.called > 0 => "tool_calls",
             Some(FinishReason::Stop) | None => "stop",
         }
     }

@@ -6,6 +6,7 @@ mod rounds;
 
 use canopy_e2e::engine::{FinishReason, StreamStats};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::engine_thread::{ModelInfo, Update};
 use crate::plan::Plan;
@@ -50,6 +51,8 @@ pub struct ReplyStart {
     pub plan: Plan,
     /// Whether the prompt opened `<think>`.
     pub thinking: bool,
+    /// Tools whose calls are read out of the text.
+    pub tools: Vec<Value>,
     /// The prompt, when the text starts with it.
     pub echo: Option<String>,
 }
@@ -206,7 +209,7 @@ impl Reply {
                 role: None,
                 content: some(step.content),
                 reasoning_content: some(step.reasoning),
-                tool_calls: Vec::new(),
+                tool_calls: step.calls,
             };
             let logprobs = step.tokens.map(|tokens| logprobs::chat(&self.start.model.tokenizer, &tokens));
             return self.chat_chunk(index, delta, logprobs, finish_reason, canopy);
@@ -243,10 +246,10 @@ impl Choice {
         let logprobs = start.plan.request.logprobs.map(|_| logprobs::chat(tokenizer, &self.kept_tokens));
         let message = Message {
             role: "assistant",
-            content: Some(self.content),
+            content: (self.calls.is_empty() || !self.content.is_empty()).then_some(self.content),
             refusal: (),
             reasoning_content: self.reasoning,
-            tool_calls: Vec::new(),
+            tool_calls: self.calls,
         };
         ChatChoice { index: self.index, message, logprobs, finish_reason }
     }

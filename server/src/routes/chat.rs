@@ -2,12 +2,13 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use canopy_e2e::engine::Reasoning;
+use canopy_e2e::chat::{ChatInput, ChatPrompt};
+use canopy_e2e::engine::{Constraint, Reasoning};
 
 use crate::error::ApiError;
 use crate::extract::Json;
 use crate::plan::{self, ChatPlan, Prompt};
-use crate::reasoning::{END, opens_thinking};
+use crate::reasoning::END;
 use crate::reply::Shape;
 use crate::routes::generate::{Job, generate, limits};
 use crate::routes::openapi::Errors;
@@ -26,16 +27,25 @@ pub async fn chat_completions(
     State(state): State<AppState>,
     Json(body): Json<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let ChatPlan { messages, variables, thinking_budget, mut plan } = plan::chat(body, &limits(&state)?)?;
-    let tokenizer = &state.engine().model()?.tokenizer;
-    let prompt = tokenizer.chat_prompt_with(&messages, &variables).map_err(|error| {
-        ApiError::field("messages", "a conversation that the model's chat template takes", error)
-    })?;
-    let thinking = opens_thinking(&prompt);
+    let ChatPlan { input, thinking_budget, mut plan } = plan::chat(body, &limits(&state)?)?;
+    let tools = input.tools.clone();
+    let ChatPrompt { tokens, save_at, thinking, .. } = rendered(&state, input).await?;
+    plan.request.save_at = save_at;
     // Without a budget only a constraint has to know where the thought ends.
-    if thinking && (thinking_budget.is_some() || plan.request.constraint != Default::default()) {
-        plan.request.reasoning = Some(Reasoning { end: tokenizer.encode(END)?, budget: thinking_budget });
+    if thinking && (thinking_budget.is_some() || plan.request.constraint != Constraint::None) {
+        let end = state.engine().model()?.tokenizer.encode(END)?;
+        plan.request.reasoning = Some(Reasoning { end, budget: thinking_budget });
     }
-    let job = Job { shape: Shape::Chat, prompt: Prompt::Text(prompt), field: "messages", thinking, plan };
+    let job =
+        Job { shape: Shape::Chat, prompt: Prompt::Tokens(tokens), field: "messages", thinking, tools, plan };
     generate(state, job).await
+}
+
+/// A conversation through the model's template, off the async threads.
+pub async fn rendered(state: &AppState, input: ChatInput) -> Result<ChatPrompt, ApiError> {
+    let tokenizer = state.engine().model()?.tokenizer.clone();
+    let prompt = tokio::task::spawn_blocking(move || tokenizer.chat(&input)).await;
+    prompt.map_err(ApiError::internal)?.map_err(|error| {
+        ApiError::field("messages", "a conversation that the model's chat template takes", error)
+    })
 }

@@ -25,5 +25,7 @@ pub async fn completions(
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let (prompt, plan) = plan::completion(body, &limits(&state)?)?;
-    generate(state, Job { shape: Shape::Completion, prompt, field: "prompt", thinking: false, plan }).await
+    let job =
+        Job { shape: Shape::Completion, prompt, field: "prompt", thinking: false, tools: Vec::new(), plan };
+    generate(state, job).await
 }

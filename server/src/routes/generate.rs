@@ -7,7 +7,9 @@ use std::time::Instant;
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
+use canopy_e2e::engine::Constraint;
 use futures_util::stream::{self, Stream, StreamExt as _};
+use serde_json::Value;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::engine_thread::{End, Update};
@@ -31,6 +33,8 @@ pub struct Job {
     pub field: &'static str,
     /// Whether the prompt opened `<think>`.
     pub thinking: bool,
+    /// Tools whose calls are read out of the text.
+    pub tools: Vec<Value>,
     /// Everything else.
     pub plan: Plan,
 }
@@ -53,7 +57,7 @@ pub fn limits(state: &AppState) -> Result<Limits<'_>, ApiError> {
 
 /// Runs a job.
 pub async fn generate(state: AppState, job: Job) -> Result<Response, ApiError> {
-    let Job { shape, prompt, field, thinking, plan } = job;
+    let Job { shape, prompt, field, thinking, tools, plan } = job;
     let model = state.engine().model()?.clone();
     if plan.choices > state.queue().capacity() {
         let expected = format!("at most {}, the streams that run or wait here", state.queue().capacity());
@@ -68,10 +72,14 @@ pub async fn generate(state: AppState, job: Job) -> Result<Response, ApiError> {
     let tokens = encode(&state, prompt).await?;
     let mut request = with_prompt(plan.request.clone(), tokens, field, model.context_len)?;
     request.deadline = state.config().request_timeout.map(|limit| Instant::now() + limit);
+    let format = match plan.request.constraint {
+        Constraint::Grammar(_) => "grammar",
+        _ => "response_format",
+    };
     let mut streams = Vec::with_capacity(permits.len());
     for (index, permit) in permits.into_iter().enumerate() {
         let submitted = state.engine().submit(plan.choice(&request, index), permit).await;
-        let updates = submitted.map_err(|error| wire_name(error, shape, field))?;
+        let updates = submitted.map_err(|error| wire_name(error, shape, (field, format)))?;
         let ended = stream::once(std::future::ready((index, None)));
         streams.push(ReceiverStream::new(updates).map(move |update| (index, Some(update))).chain(ended));
     }
@@ -79,12 +87,12 @@ pub async fn generate(state: AppState, job: Job) -> Result<Response, ApiError> {
     let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
     let id = format!("{prefix}-{}", unique(&state));
     let streams = plan.stream;
-    let reply = Reply::new(ReplyStart { shape, id, created: unix_now(), model, plan, thinking, echo });
+    let reply = Reply::new(ReplyStart { shape, id, created: unix_now(), model, plan, thinking, tools, echo });
     if streams { Ok(streamed(&state, reply, updates)) } else { whole(reply, updates).await }
 }
 
 /// The engine's refusal under the name that the field has in the request.
-fn wire_name(error: ApiError, shape: Shape, prompt: &'static str) -> ApiError {
+fn wire_name(error: ApiError, shape: Shape, (prompt, format): (&'static str, &'static str)) -> ApiError {
     let logprobs = if shape == Shape::Chat { "top_logprobs" } else { "logprobs" };
     error
         .renamed("prompt", prompt)
@@ -92,7 +100,7 @@ fn wire_name(error: ApiError, shape: Shape, prompt: &'static str) -> ApiError {
         .renamed("mode", "speculation.mode")
         .renamed("stop_tokens", "stop_token_ids")
         .renamed("prompt_logprobs", "echo")
-        .renamed("constraint", "response_format")
+        .renamed("constraint", format)
         .renamed("reasoning", "thinking_budget")
         .renamed("logprobs", logprobs)
 }

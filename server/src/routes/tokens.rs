@@ -1,10 +1,12 @@
 //! `POST /tokenize` and `POST /detokenize`.
 
 use axum::extract::State;
+use canopy_e2e::chat::ChatInput;
 
 use crate::error::ApiError;
 use crate::extract::Json;
 use crate::plan::{self, Prompt};
+use crate::routes::chat::rendered;
 use crate::routes::generate::{encode, limits};
 use crate::routes::openapi::Errors;
 use crate::state::AppState;
@@ -19,18 +21,15 @@ pub async fn tokenize(
 ) -> Result<axum::Json<TokenizeAnswer>, ApiError> {
     limits(&state)?.check_model(body.model.as_deref())?;
     let model = state.engine().model()?;
-    let text = match (body.prompt, body.messages) {
-        (Some(prompt), None) => prompt,
+    let tokens = match (body.prompt, body.messages) {
+        (Some(prompt), None) => encode(&state, Prompt::Text(prompt)).await?,
         (None, Some(messages)) => {
             let messages = plan::messages(Some(messages))?;
-            model.tokenizer.chat_prompt(&messages).map_err(|error| {
-                ApiError::field("messages", "a conversation that the model's chat template takes", error)
-            })?
+            rendered(&state, ChatInput { messages, ..ChatInput::default() }).await?.tokens
         }
         (None, None) => return Err(plan::missing("prompt")),
         (Some(_), Some(_)) => return Err(ApiError::field("messages", "null beside a prompt", "messages")),
     };
-    let tokens = encode(&state, Prompt::Text(text)).await?;
     let token_strs = tokens.iter().map(|&token| model.tokenizer.token_text(token)).collect();
     let count = tokens.len();
     Ok(axum::Json(TokenizeAnswer { tokens, token_strs, count, max_model_len: model.context_len }))

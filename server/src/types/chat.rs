@@ -29,11 +29,19 @@ with_shared_fields!(request_body! {
         chat_template_kwargs: Option<TemplateOptions>,
         /// Functions that the model may call.
         tools: Option<Vec<ToolBody>>,
-        /// `none` or `auto`.
+        /// `none`, `auto`, `required` or one of the tools.
         #[schema(value_type = Option<crate::types::ToolChoiceShape>)]
         tool_choice: Option<Value>,
-        /// `true` or left out.
+        /// `false` only with a `tool_choice` that demands one call.
         parallel_tool_calls: Option<bool>,
+        /// `false`; routers send it.
+        continue_final_message: Option<bool>,
+        /// `true`; routers send it.
+        separate_reasoning: Option<bool>,
+        /// `true`; routers send it.
+        stream_reasoning: Option<bool>,
+        /// `true`; routers send it.
+        include_reasoning: Option<bool>,
         /// `false`: answers are not kept.
         store: Option<bool>,
         /// Not looked at.

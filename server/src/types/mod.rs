@@ -13,6 +13,7 @@ pub mod tokens;
 pub use chat::{ChatMessageBody, ChatRequest, TemplateOptions, ToolBody, ToolFunctionBody};
 pub use completion::CompletionRequest;
 pub use shapes::{
-    ContentShape, FormatShape, PartShape, PromptShape, SchemaShape, StopShape, ToolCallShape, ToolChoiceShape,
+    ContentShape, FormatShape, PartShape, PromptShape, SchemaShape, StopShape, ToolCallShape,
+    ToolChoiceShape, ToolChoiceWord, ToolNameShape,
 };
 pub use shared::{CanopyBody, CanopyOptionsBody, ModeBody, Shared, SpeculationBody, StreamOptions};

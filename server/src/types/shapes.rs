@@ -81,12 +81,36 @@ pub struct SchemaShape {
 
 /// `tool_choice`.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(untagged)]
 pub enum ToolChoiceShape {
+    /// In a word.
+    Word(ToolChoiceWord),
+    /// This one has to be called.
+    Tool {
+        /// `function`.
+        r#type: String,
+        /// Which.
+        function: ToolNameShape,
+    },
+}
+
+/// `tool_choice` in a word.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolChoiceWord {
     /// The model does not hear of the tools.
     None,
-    /// The model may call a tool or answer.
+    /// The model may call tools or answer.
     Auto,
+    /// The model has to call one.
+    Required,
+}
+
+/// A tool by name.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ToolNameShape {
+    /// Name.
+    pub name: String,
 }
 
 /// A call that an assistant made.

@@ -38,7 +38,7 @@ macro_rules! with_shared_fields {
                 #[schema(minimum = -2, maximum = 2)]
                 frequency_penalty: Option<f32>,
                 /// Divides positive and multiplies negative logits of tokens in prompt and answer; 1 is off.
-                #[schema(exclusive_minimum = 0, maximum = 10)]
+                #[schema(minimum = 0.01, maximum = 10)]
                 repetition_penalty: Option<f32>,
                 /// Added to the logits of these token ids, -100 to 100; -100 forbids the token.
                 #[schema(value_type = Option<Object>)]
@@ -63,6 +63,12 @@ macro_rules! with_shared_fields {
                 response_format: Option<Value>,
                 /// A grammar in llguidance's dialect of Lark that the text must belong to.
                 grammar: Option<String>,
+                /// `false`; routers send it.
+                no_stop_trim: Option<bool>,
+                /// `true`; routers send it.
+                skip_special_tokens: Option<bool>,
+                /// `false`; routers send it.
+                return_hidden_states: Option<bool>,
                 /// The caller's name for its user; not looked at.
                 user: Option<String>,
                 /// `false` decodes one token a round without a drafter; the text is the same.

@@ -138,6 +138,65 @@ fn echo_puts_the_prompt_before_the_text() {
 }
 
 #[test]
+fn a_call_of_a_tool_is_read_out_of_the_text_streamed_or_not() {
+    let (state, _) = toy();
+    let parameters =
+        json!({"type": "object", "properties": {"a": {"type": "integer"}, "note": {"type": "string"}}});
+    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": parameters}}]);
+    let body = json!({"messages": [{"role": "user", "content": CALLING}], "tools": tools});
+    let choice = post_json(&state, "/v1/chat/completions", &body).json()["choices"][0].take();
+    let function = json!({"name": "add", "arguments": r#"{"a":1,"note":"7"}"#});
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &json!("Sure."))
+    );
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!((calls.len(), &calls[0]["function"], &calls[0]["type"]), (1, &function, &json!("function")));
+    assert!(calls[0]["id"].as_str().unwrap().starts_with("call-"));
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let chunks = post_json(&state, "/v1/chat/completions", &streamed).chunks();
+    let deltas: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]).collect();
+    let text: String = deltas.iter().filter_map(|delta| delta["content"].as_str()).collect();
+    let told: Vec<&Value> =
+        deltas.iter().filter_map(|delta| delta["tool_calls"].as_array()).flatten().collect();
+    assert_eq!((text.as_str(), told.len(), &told[0]["function"]), ("Sure.", 1, &function));
+    assert_eq!(chunks[chunks.len() - 1]["choices"][0]["finish_reason"], "tool_calls");
+    // Without tools, or told not to call, the text stays text.
+    let mut none = body.clone();
+    none["tool_choice"] = "none".into();
+    let choice = post_json(&state, "/v1/chat/completions", &none).json()["choices"][0].take();
+    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(CALL), &json!("stop")));
+    // The conversation goes on with the call and its result.
+    let said = json!({"role": "assistant", "content": null, "tool_calls": calls});
+    let result = json!({"role": "tool", "tool_call_id": calls[0]["id"], "content": "8"});
+    let on = json!({"messages": [{"role": "user", "content": "x"}, said, result], "tools": tools, "max_tokens": 2});
+    let answer = post_json(&state, "/v1/chat/completions", &on);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[test]
+fn a_demanded_call_is_a_constraint() {
+    let (state, seen) = toy();
+    let tools = json!([{"type": "function", "function": {"name": "add"}}, {"type": "function", "function": {"name": "sub"}}]);
+    for (choice, names) in [
+        (json!("required"), vec!["add", "sub"]),
+        (json!({"type": "function", "function": {"name": "sub"}}), vec!["sub"]),
+    ] {
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice,
+                          "parallel_tool_calls": false, "max_tokens": 2});
+        let answer = post_json(&state, "/v1/chat/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let Constraint::Grammar(grammar) = seen.lock().unwrap().pop().unwrap().constraint else {
+            panic!("no grammar")
+        };
+        for name in ["add", "sub"] {
+            assert_eq!(grammar.contains(&format!("<function={name}>")), names.contains(&name), "{grammar}");
+        }
+    }
+}
+
+#[test]
 fn text_becomes_tokens_and_tokens_text() {
     let (state, _) = toy();
     let ids = TOKENIZER.encode("def f():").unwrap();
@@ -249,6 +308,7 @@ fn neutral_values_of_what_is_not_supported_are_accepted() {
     let completion = json!({
         "model": MODEL, "prompt": "x", "max_tokens": 1, "n": 1, "best_of": 1, "echo": false, "suffix": "",
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "someone", "logprobs": null,
+        "no_stop_trim": false, "skip_special_tokens": true, "return_hidden_states": false,
         "stop": null, "stream": false, "stream_options": null, "seed": null, "top_k": -1,
     });
     assert_eq!(post_json(&state, "/v1/completions", &completion).status, 200);
@@ -261,7 +321,8 @@ fn neutral_values_of_what_is_not_supported_are_accepted() {
         "max_tokens": 1, "max_completion_tokens": 1, "n": null, "logit_bias": null, "store": false,
         "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "tool_choice": "none",
         "parallel_tool_calls": true, "modalities": ["text"], "service_tier": "auto", "logprobs": false,
-        "top_logprobs": 0, "frequency_penalty": null,
+        "top_logprobs": 0, "frequency_penalty": null, "continue_final_message": false, "separate_reasoning": true,
+        "stream_reasoning": true, "include_reasoning": true,
     });
     let answer = post_json(&state, "/v1/chat/completions", &chat);
     assert_eq!(answer.status, 200, "{}", answer.text());

@@ -126,3 +126,57 @@ fn a_chat_answer_ends_by_itself() {
     assert!(!content.contains("<|im_end|>") && content.contains("def "), "{content}");
     assert!(answer["canopy"]["acceptance_length"].as_f64().unwrap() >= 1.0);
 }
+
+#[test]
+fn a_schema_a_grammar_and_a_bias_hold_in_every_mode() {
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["ok", "n"],
+        "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+    let grammar = r#"start: "yes" | "no""#;
+    let mut texts = Vec::new();
+    for mode in ["ar", "tree", "auto"] {
+        let speculation = json!({"mode": mode});
+        let body = complete(json!({"response_format": format, "speculation": speculation}));
+        let value: Value =
+            serde_json::from_str(text(&body)).unwrap_or_else(|error| panic!("{error}: {body}"));
+        assert!(value["ok"].is_boolean() && value["n"].as_u64().unwrap() < 10, "{value}");
+        let worded = complete(json!({"grammar": grammar, "speculation": speculation}));
+        assert!(["yes", "no"].contains(&text(&worded)), "{worded}");
+        texts.push((text(&body).to_owned(), text(&worded).to_owned()));
+    }
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let free = complete(json!({"max_tokens": 1, "logprobs": 0}));
+    let first = free["choices"][0]["logprobs"]["tokens"][0].as_str().unwrap();
+    let id = TOKENIZER.encode(first).unwrap();
+    assert_eq!(id.len(), 1, "{first:?} is one token");
+    let biased = complete(json!({"max_tokens": 1, "logprobs": 0, "logit_bias": {id[0].to_string(): -100}}));
+    assert_ne!(biased["choices"][0]["logprobs"]["tokens"][0], first);
+    for bad in [
+        json!({"grammar": "start: \"a"}),
+        json!({"response_format": {"type": "json_schema",
+        "json_schema": {"schema": {"type": "nonsense"}}}}),
+    ] {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 4});
+        body.as_object_mut().unwrap().extend(bad.as_object().unwrap().clone());
+        let answer = post_json(&PAIR, "/v1/completions", &body);
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        let field = bad.as_object().unwrap().keys().next().unwrap().as_str();
+        assert_eq!(answer.json()["error"]["param"], field, "{}", answer.text());
+    }
+}
+
+#[test]
+fn a_prompt_that_comes_again_is_reused_and_its_text_is_the_same() {
+    let long = "def f(x):\n    return x + 1\n\n".repeat(40);
+    let fields = || json!({"prompt": long, "max_tokens": 12});
+    let (first, second) = (complete(fields()), complete(fields()));
+    let cached = |body: &Value| body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached(&second) > 100, "{second}");
+    assert!(cached(&first) < cached(&second));
+    assert_eq!(
+        (text(&first), &first["usage"]["prompt_tokens"]),
+        (text(&second), &second["usage"]["prompt_tokens"])
+    );
+}

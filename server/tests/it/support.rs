@@ -28,6 +28,11 @@ use tower::ServiceExt as _;
 
 /// What the toy says.
 pub const TEXT: &str = "def add(a, b):\n    return a + b\n";
+/// A conversation that the toy answers with [`CALL`].
+pub const CALLING: &str = "Add them.";
+/// A call of a tool, as Qwen3.5 writes it.
+pub const CALL: &str = "Sure.\n\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\n7\n\
+                        </parameter>\n</function>\n</tool_call>";
 /// A prompt whose stream fails.
 pub const FAILING: &str = "class Failing:";
 /// A prompt whose step panics.
@@ -81,9 +86,12 @@ impl Toy {
             return vec![Event::Failed(canopy_e2e::Error::NonFinite { stream: stream.id.0, position: 3 })];
         }
         assert!(stream.request.prompt != TOKENIZER.encode(PANICKING).unwrap(), "the toy panics as asked");
-        let left = stream.request.max_tokens - stream.emitted;
-        let ids: Vec<u32> =
-            (0..left.min(2)).map(|i| self.text[(stream.emitted + i) % self.text.len()]).collect();
+        let calling = format!("<|im_start|>user\n{CALLING}<|im_end|>\n<|im_start|>assistant\n");
+        let calls = stream.request.prompt == TOKENIZER.encode(&calling).unwrap();
+        let text = if calls { TOKENIZER.encode(CALL).unwrap() } else { self.text.clone() };
+        let most = if calls { text.len() } else { stream.request.max_tokens };
+        let left = most - stream.emitted;
+        let ids: Vec<u32> = (0..left.min(2)).map(|i| text[(stream.emitted + i) % text.len()]).collect();
         let token = |(at, &id): (usize, &u32)| EmittedToken {
             id,
             origin: if at + 1 == ids.len() { TokenOrigin::Bonus } else { TokenOrigin::Drafted },
@@ -120,7 +128,7 @@ impl Toy {
         }
         events.push(Event::Text { text: TOKENIZER.decode(&ids).unwrap(), tokens });
         stream.emitted += ids.len();
-        if stream.emitted == stream.request.max_tokens {
+        if stream.emitted == most {
             let rounds = stream.emitted.div_ceil(2);
             let stats = StreamStats {
                 prompt_tokens: stream.request.prompt.len(),
@@ -130,7 +138,8 @@ impl Toy {
                 committed: stream.emitted,
                 ..StreamStats::default()
             };
-            events.push(Event::Done { reason: FinishReason::Length, stats });
+            let reason = if calls { FinishReason::Stop } else { FinishReason::Length };
+            events.push(Event::Done { reason, stats });
         }
         events
     }
