@@ -54,6 +54,7 @@ impl Step {
     pub fn is_silent(&self) -> bool {
         self.reasoning.is_empty()
             && self.content.is_empty()
+            && self.calls.is_empty()
             && self.tokens.is_none()
             && self.logprobs.is_none()
     }

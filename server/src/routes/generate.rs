@@ -101,6 +101,7 @@ fn wire_name(error: ApiError, shape: Shape, (prompt, format): (&'static str, &'s
         .renamed("stop_tokens", "stop_token_ids")
         .renamed("prompt_logprobs", "echo")
         .renamed("constraint", format)
+        .renamed("json_schema", "response_format")
         .renamed("reasoning", "thinking_budget")
         .renamed("logprobs", logprobs)
 }
