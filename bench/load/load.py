@@ -188,7 +188,7 @@ def main():
             server.kill()
     cpu = after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
     row = {
-        "case": "server.load", "clients": args.clients, "requests": args.clients * (args.requests // 2) * 2, "slots": args.slots,
+        "schema": 1, "case": "server.load", "clients": args.clients, "requests": args.clients * (args.requests // 2) * 2, "slots": args.slots,
         "distinct": len(expected), "left": figures["left"], "different": 0, "seconds": round(seconds, 2),
         "tokens_per_second": round(figures["tokens"] / seconds, 1), "first_token": percentiles(figures["first"]),
         "between_chunks": percentiles(figures["between"]), "server_cpu_ms_per_token": round(1e3 * cpu / figures["tokens"], 4),

@@ -70,7 +70,7 @@ def main():
     if len(counts) != 1:
         raise SystemExit(f"the two did not generate the same: {counts} tokens")
     row = {
-        "case": "server.overhead", "requests": len(bodies), "tokens": counts.pop(), "slots": SLOTS, "threads": 1,
+        "schema": 1, "case": "server.overhead", "requests": len(bodies), "tokens": counts.pop(), "slots": SLOTS, "threads": 1,
         "engine_tokens_per_second": round(statistics.median(alone), 1), "http_tokens_per_second": round(statistics.median(http), 1),
         "ratio": round(statistics.median(http) / statistics.median(alone), 4), "server_cpu_ms_per_token": round(statistics.median(cpu), 4),
         "command": f"python bench/load/overhead.py --length {args.length} --repeats {args.repeats} --rounds {args.rounds}",

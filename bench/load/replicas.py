@@ -107,7 +107,7 @@ def main():
         raise SystemExit(f"replies differ from their solo runs: {seen['different'][0]}")
     late = [when for when, _ in seen["failed"] if when > killed + 5]
     row = {
-        "case": "server.replicas", "replicas": 3, "router": "vllm-router", "clients": args.clients, "seconds": SECONDS, "distinct": len(expected),
+        "schema": 1, "case": "server.replicas", "replicas": 3, "router": "vllm-router", "clients": args.clients, "seconds": SECONDS, "distinct": len(expected),
         "answered": len(seen["answered"]), "failed": len(seen["failed"]), "failed_later_than_5_s_after_the_kill": len(late),
         "answered_after_the_kill": sum(when > killed for when in seen["answered"]), "tokens_per_second": round(seen["tokens"] / SECONDS, 1),
         "prompt_tokens_of_the_survivors": shares, "first_failures": [error for _, error in seen["failed"][:2]],
