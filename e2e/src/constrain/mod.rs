@@ -16,8 +16,9 @@ use crate::engine::Constraint;
 use crate::tree::CandidateTree;
 use crate::{Error, Result};
 
-/// White space between two parts of JSON: any, but not without end.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
+/// White space between two parts of JSON: a space, or a new line with its indentation. With more of it a small model
+/// fills its whole budget of tokens.
+const WHITE_SPACE: &str = r"(\x20|\n[\x20\t]{0,12})";
 /// Most characters of a message about a bad grammar.
 const MESSAGE: usize = 400;
 
