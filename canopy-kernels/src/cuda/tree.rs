@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
 
-use crate::{AcceptedPaths, Error, Result, TreeBatch};
+use crate::tree_gdn::{Plan, Schedule};
+use crate::{AcceptedPaths, DraftTree, Error, Result, TreeBatch};
 
 /// Words of one node's ancestor mask: bits for [`crate::DraftTree::MAX_NODES`] nodes, the node itself included.
 pub const MASK_WORDS: usize = 8;
@@ -22,11 +23,28 @@ pub struct TreeOnDevice {
     pub cu_nodes: CudaSlice<i32>,
     /// `[B]`, -1 = padding.
     pub slots: CudaSlice<i32>,
+    /// The plans of all trees, one after another ([`Plan::words`]).
+    pub plans: CudaSlice<u32>,
+    /// `[B + 1]` first word of every plan.
+    pub plan_at: CudaSlice<i32>,
+    /// Most path entries of one plan.
+    pub most_entries: usize,
+    /// Most words of one plan.
+    pub most_words: usize,
 }
 
 impl TreeOnDevice {
-    /// Copies what the kernels read.
+    /// Copies what the kernels read; every tree is solved under [`Schedule::for_tree`].
     pub fn new(stream: &Arc<CudaStream>, batch: &TreeBatch) -> Result<Self> {
+        Self::with_schedule(stream, batch, Schedule::for_tree)
+    }
+
+    /// [`Self::new`] under a schedule of the caller's choice.
+    pub fn with_schedule(
+        stream: &Arc<CudaStream>,
+        batch: &TreeBatch,
+        schedule: impl Fn(&DraftTree) -> Schedule,
+    ) -> Result<Self> {
         let driver = |source| Error::Driver { op: "draft trees", source };
         let (mut parents, mut sequence, mut mask) = (Vec::new(), Vec::new(), Vec::<u32>::new());
         for (b, (_, tree, _)) in batch.iter().enumerate() {
@@ -42,7 +60,18 @@ impl TreeOnDevice {
             parents.extend_from_slice(tree.parents());
             sequence.extend(std::iter::repeat_n(b as i32, tree.len()));
         }
+        let plans: Vec<Plan> = batch.trees().iter().map(|tree| Plan::new(tree, schedule(tree))).collect();
+        let mut plan_at = vec![0i32];
+        plan_at.extend(plans.iter().scan(0, |at, plan| {
+            *at += plan.words().len() as i32;
+            Some(*at)
+        }));
+        let words: Vec<u32> = plans.iter().flat_map(|plan| plan.words().iter().copied()).collect();
         Ok(Self {
+            plans: stream.clone_htod(&words).map_err(driver)?,
+            plan_at: stream.clone_htod(&plan_at).map_err(driver)?,
+            most_entries: plans.iter().map(Plan::entries).max().unwrap_or(0),
+            most_words: plans.iter().map(|plan| plan.words().len()).max().unwrap_or(0),
             parents: stream.clone_htod(&parents).map_err(driver)?,
             sequence: stream.clone_htod(&sequence).map_err(driver)?,
             mask: stream.clone_htod(&mask).map_err(driver)?,

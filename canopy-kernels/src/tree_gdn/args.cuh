@@ -1,4 +1,4 @@
-// The C twin of launch.rs `VerifyArgs` and `CommitArgs`.
+// The C twins of the argument structs in launch.rs.
 #pragma once
 #include <stdint.h>
 
@@ -18,3 +18,11 @@ struct CommitArgs {
     uint32_t v_heads;
 };
 static_assert(sizeof(CommitArgs) == 12, "launch.rs CommitArgs");
+
+struct FusedArgs {
+    uint32_t k_heads;
+    uint32_t v_heads;
+    uint32_t entries;  // path entries that shared memory holds
+    float scale;
+};
+static_assert(sizeof(FusedArgs) == 16, "launch.rs FusedArgs");

@@ -56,7 +56,7 @@ pub fn scratch_len(dims: GdnDims, batch: &TreeBatch) -> usize {
     batch.sequences() * dims.k_heads * tiles(batch) * 2 * TILE * TILE
 }
 
-fn max_nodes(batch: &TreeBatch) -> usize {
+pub(super) fn max_nodes(batch: &TreeBatch) -> usize {
     batch.trees().iter().map(crate::DraftTree::len).max().unwrap_or(0)
 }
 
@@ -65,7 +65,7 @@ fn tiles(batch: &TreeBatch) -> usize {
     blocks * (blocks + 1) / 2
 }
 
-fn check_dims(op: &'static str, dims: GdnDims) -> Result<()> {
+pub(super) fn check_dims(op: &'static str, dims: GdnDims) -> Result<()> {
     if dims.dk == 128 && dims.dv == 128 {
         return Ok(());
     }

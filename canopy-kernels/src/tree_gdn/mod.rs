@@ -47,12 +47,16 @@
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
+pub mod fused;
+#[cfg(feature = "cuda")]
 pub mod launch;
 pub mod oracle;
+mod plan;
 mod select;
 #[cfg(test)]
 mod tests;
 
+pub use plan::{Plan, Schedule};
 pub use select::{Solve, Variant};
 
 /// What verify reads. All f32; `qkv` is `[N, 2 Hk Dk + Hv Dv]`, `gates` `[N, 2, Hv]` (plane 0 = g, plane 1 =

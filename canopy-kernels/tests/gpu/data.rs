@@ -91,8 +91,8 @@ impl Case {
     }
 }
 
-/// Fails above the bounds of the kernel contract for f32: 1e-4 of max abs (scaled by the largest value) and 1e-5 relative Frobenius.
-pub fn compare(what: &str, got: &[f32], truth: &[f64]) -> Result<(), String> {
+/// Largest absolute difference, largest true value, relative Frobenius error.
+fn errors(what: &str, got: &[f32], truth: &[f64]) -> Result<(f64, f64, f64), String> {
     if got.len() != truth.len() {
         return Err(format!("{what}: {} values, expected {}", got.len(), truth.len()));
     }
@@ -107,13 +107,22 @@ pub fn compare(what: &str, got: &[f32], truth: &[f64]) -> Result<(), String> {
         error += diff * diff;
         norm += t * t;
     }
-    let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
+    Ok((worst, largest, (error / norm.max(f64::MIN_POSITIVE)).sqrt()))
+}
+
+/// Fails above the bounds of the kernel contract for f32: 1e-4 of max abs (scaled by the largest value) and 1e-5 relative Frobenius.
+pub fn compare(what: &str, got: &[f32], truth: &[f64]) -> Result<(), String> {
+    let (worst, largest, relative) = errors(what, got, truth)?;
     if worst > 1e-4 * largest || relative > 1e-5 {
-        return Err(format!(
-            "{what}: max abs {worst:.2e} (largest value {largest:.1}), relative {relative:.2e}"
-        ));
+        return Err(format!("{what}: max abs {worst:.2e} (largest value {largest:.1}), relative {relative:.2e}"));
     }
     Ok(())
+}
+
+/// Fails above a relative Frobenius error of `bound`.
+pub fn compare_within(what: &str, got: &[f32], truth: &[f64], bound: f64) -> Result<(), String> {
+    let (_, _, relative) = errors(what, got, truth)?;
+    if relative > bound { Err(format!("{what}: relative {relative:.2e}, bound {bound:.0e}")) } else { Ok(()) }
 }
 
 pub fn wide(x: &[f32]) -> Vec<f64> {

@@ -3,6 +3,7 @@
 
 mod conv;
 mod data;
+mod fused;
 mod gdn;
 
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let tests: Vec<(&str, Check)> = gdn::TESTS.iter().chain(conv::TESTS).copied().collect();
+    let tests: Vec<(&str, Check)> = gdn::TESTS.iter().chain(fused::TESTS).chain(conv::TESTS).copied().collect();
     let trials = tests.into_iter().map(|(name, check)| {
         let device = device.clone();
         let ignored = device.is_err();

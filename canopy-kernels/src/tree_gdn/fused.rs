@@ -1,0 +1,137 @@
+//! Launch of the fused design: one kernel a call, bf16 rows.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys};
+use half::bf16;
+
+use crate::cuda::{Kernels, TreeOnDevice};
+use crate::error::expect_len;
+use crate::{Error, GdnDims, Result, TreeBatch};
+
+const OP: &str = "tree-gdn-fused";
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct FusedArgs {
+    k_heads: u32,
+    v_heads: u32,
+    entries: u32,
+    scale: f32,
+}
+// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
+unsafe impl DeviceRepr for FusedArgs {}
+
+/// An output type, which is also the accuracy: f32 is tier A (the state split into two bf16 parts), bf16 is tier B.
+pub trait Tier: DeviceRepr {
+    /// Symbols by shape: nodes and value columns of a block.
+    const SYMBOLS: [(usize, usize, &'static str); 8];
+}
+
+macro_rules! tier {
+    ($out:ty, $suffix:literal) => {
+        impl Tier for $out {
+            const SYMBOLS: [(usize, usize, &'static str); 8] = [
+                (16, 32, concat!("tree_gdn_fused_n16_v32_", $suffix)),
+                (32, 32, concat!("tree_gdn_fused_n32_v32_", $suffix)),
+                (64, 32, concat!("tree_gdn_fused_n64_v32_", $suffix)),
+                (128, 32, concat!("tree_gdn_fused_n128_v32_", $suffix)),
+                (256, 32, concat!("tree_gdn_fused_n256_v32_", $suffix)),
+                (16, 64, concat!("tree_gdn_fused_n16_v64_", $suffix)),
+                (64, 64, concat!("tree_gdn_fused_n64_v64_", $suffix)),
+                (128, 64, concat!("tree_gdn_fused_n128_v64_", $suffix)),
+            ];
+        }
+    };
+}
+
+tier!(f32, "a_f32");
+tier!(bf16, "b_bf16");
+
+/// Device buffers of one call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
+#[derive(Debug)]
+pub struct FusedBuffers<'a, Out> {
+    /// `[N, 2 Hk Dk + Hv Dv]`.
+    pub qkv: CudaView<'a, bf16>,
+    /// `[N, 2, Hv]`.
+    pub gates: CudaView<'a, f32>,
+    /// `[slots, Hv, Dv, Dk]`.
+    pub state: CudaView<'a, f32>,
+    /// `[N, Hv, Dv]`.
+    pub o: CudaViewMut<'a, Out>,
+    /// `[N, Hv, Dv]`.
+    pub u: CudaViewMut<'a, f32>,
+    /// `[N, Hv]`.
+    pub g_cum: CudaViewMut<'a, f32>,
+}
+
+/// Bytes of shared memory of one block.
+pub fn shared_bytes(tree: &TreeOnDevice, nodes: usize, columns: usize) -> usize {
+    (2 * nodes + 2 * columns) * 256 + 8 * tree.most_entries + 24 * nodes + 4 * tree.most_words
+}
+
+/// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32 or 64). Reads the pool only.
+///
+/// # Errors
+/// Any wrong length, an unsupported head size, a slot outside the pool, or a batch whose paths need more shared memory than a block
+/// of this device has, before anything is launched.
+pub fn verify<Out: Tier>(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    batch: &TreeBatch,
+    tree: &TreeOnDevice,
+    columns: usize,
+    buffers: FusedBuffers<'_, Out>,
+) -> Result<()> {
+    let driver = |source| Error::Driver { op: OP, source };
+    let FusedBuffers { qkv, gates, state, mut o, mut u, mut g_cum } = buffers;
+    let rows = batch.rows();
+    super::launch::check_dims(OP, dims)?;
+    expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
+    expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
+    expect_len(OP, "o", &[rows, dims.v_heads, dims.dv], o.len())?;
+    expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
+    expect_len(OP, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
+    expect_len(OP, "state", &[state.len() / dims.state_len(), dims.state_len()], state.len())?;
+    batch.check_slots(OP, state.len() / dims.state_len())?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let most = super::launch::max_nodes(batch);
+    let shape = Out::SYMBOLS.iter().find(|&&(nodes, width, _)| nodes >= most && width == columns);
+    let &(nodes, _, symbol) = shape.ok_or_else(|| Error::Unsupported {
+        op: OP,
+        wanted: format!("{most} nodes in blocks of {columns} value columns"),
+        built: "32 columns to 256 nodes, 64 columns to 128 nodes",
+    })?;
+    let shared = shared_bytes(tree, nodes, columns);
+    let limit = stream
+        .context()
+        .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        .map_err(driver)?;
+    if shared > limit as usize {
+        let expected = format!("at most {limit} bytes of shared memory a block on this device");
+        return Err(Error::Value { op: OP, arg: "trees", expected, got: format!("{shared} bytes") });
+    }
+    let args = FusedArgs {
+        k_heads: dims.k_heads as u32,
+        v_heads: dims.v_heads as u32,
+        entries: tree.most_entries as u32,
+        scale: dims.scale(),
+    };
+    let function = Kernels::on(stream.context())?.function(OP, symbol)?;
+    function
+        .set_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32)
+        .map_err(driver)?;
+    let config = LaunchConfig {
+        grid_dim: ((dims.dv / columns) as u32, args.v_heads, batch.sequences() as u32),
+        block_dim: (256, 1, 1),
+        shared_mem_bytes: shared as u32,
+    };
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&args).arg(&qkv).arg(&gates).arg(&state).arg(&tree.cu_nodes).arg(&tree.slots);
+    launch.arg(&tree.plans).arg(&tree.plan_at).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
+    unsafe { launch.launch(config) }.map_err(driver)?;
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! The order in which the fused CUDA kernel solves a tree, prepared once per round and shared by every layer.
+//!
+//! A plan is a list of steps; a step is a list of items that run in parallel; an item is a run of nodes that one warp solves one
+//! after another. Items of [`Schedule::Chains`] are pieces of heavy chains, cut every [`BAND`] depths; before a band its nodes take what
+//! the bands above contribute, all in parallel. The sum of a row runs from the root down in either schedule, so both give the same bits.
+
+use crate::DraftTree;
+
+/// Depths between two cuts of a chain.
+const BAND: usize = 16;
+
+/// `to` of an item that finishes its nodes.
+const TO_END: u32 = 0xffff;
+
+/// How the triangular system is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Schedule {
+    /// One step a level: `depth + 1` steps.
+    #[default]
+    Levels,
+    /// Heavy-light chains cut into bands, each piece serial, in dependency order.
+    Chains,
+}
+
+impl Schedule {
+    /// The schedule with fewer sequential steps of work for this tree.
+    pub fn for_tree(tree: &DraftTree) -> Self {
+        if tree.max_depth() < BAND { Self::Levels } else { Self::Chains }
+    }
+}
+
+struct Item {
+    nodes: Vec<usize>,
+    from: usize,
+    to: u32,
+}
+
+fn levels(tree: &DraftTree) -> Vec<Vec<Item>> {
+    let item = |node| Item { nodes: vec![node], from: 0, to: TO_END };
+    tree.levels().into_iter().map(|level| level.into_iter().map(item).collect()).collect()
+}
+
+fn banded_chains(tree: &DraftTree) -> Vec<Vec<Item>> {
+    let chains = tree.heavy_chains();
+    let mut light = vec![0usize; chains.chains().len()];
+    for (c, chain) in chains.chains().iter().enumerate() {
+        light[c] = tree.parent(chain[0]).map_or(0, |parent| light[chains.chain_of(parent)] + 1);
+    }
+    let bands = tree.max_depth() / BAND + 1;
+    let most = light.iter().max().map_or(0, |most| most + 1);
+    let mut steps = Vec::new();
+    for band in 0..bands {
+        let (low, high) = (band * BAND, (band + 1) * BAND);
+        let inside = |&node: &usize| (low..high).contains(&(tree.depths()[node] as usize));
+        if band > 0 {
+            let above = |node| Item { nodes: vec![node], from: 0, to: low as u32 };
+            steps.push((0..tree.len()).filter(inside).map(above).collect());
+        }
+        let mut pieces: Vec<Vec<Item>> = (0..most).map(|_| Vec::new()).collect();
+        for (chain, &rank) in chains.chains().iter().zip(&light) {
+            let nodes: Vec<usize> = chain.iter().copied().filter(inside).collect();
+            if !nodes.is_empty() {
+                pieces[rank].push(Item { nodes, from: low, to: TO_END });
+            }
+        }
+        steps.extend(pieces.into_iter().filter(|step| !step.is_empty()));
+    }
+    steps
+}
+
+fn pad(words: &mut Vec<u32>, multiple: usize) {
+    words.resize(words.len().next_multiple_of(multiple), 0);
+}
+
+fn bytes(words: &mut Vec<u32>, bytes: &[u8]) {
+    let mut padded = bytes.to_vec();
+    padded.resize(bytes.len().next_multiple_of(16), 0);
+    words.extend(padded.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])));
+}
+
+/// The plan of one tree as the kernel reads it (`fused.cu`, `struct Plan`); a multiple of four words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    words: Vec<u32>,
+    entries: usize,
+}
+
+impl Plan {
+    /// The plan of `tree` under `schedule`.
+    pub fn new(tree: &DraftTree, schedule: Schedule) -> Self {
+        let nodes = tree.len();
+        let (mut info, mut path) = (Vec::new(), Vec::new());
+        let mut tiles = [0u32; 16];
+        for node in 0..nodes {
+            info.push(tree.depths()[node] | ((path.len() / 4) as u32) << 8);
+            for ancestor in tree.path(node) {
+                path.push(ancestor as u8);
+                tiles[node / 16] |= 1 << (ancestor / 8);
+            }
+            path.resize(path.len().next_multiple_of(4), node as u8);
+        }
+        let steps = match schedule {
+            Schedule::Levels => levels(tree),
+            Schedule::Chains => banded_chains(tree),
+        };
+        let (mut order, mut items, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        for step in &steps {
+            for item in step {
+                let begin = order.len();
+                order.extend(item.nodes.iter().map(|&node| node as u8));
+                items.extend([(begin | item.nodes.len() << 16) as u32, item.from as u32 | item.to << 16]);
+            }
+            ends.push((items.len() / 2) as u32);
+        }
+        let mut words = vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, tree.max_depth() as u32];
+        words.extend(info);
+        pad(&mut words, 4);
+        words.extend(tiles);
+        words.extend(ends);
+        pad(&mut words, 4);
+        words.extend(items);
+        pad(&mut words, 4);
+        bytes(&mut words, &path);
+        bytes(&mut words, &order);
+        Self { words, entries: path.len() }
+    }
+
+    /// What the kernel reads.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Path entries: the sum over nodes of `depth + 1`, each rounded up to four.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BAND, Plan, Schedule, TO_END, banded_chains, levels};
+    use crate::DraftTree;
+
+    /// Walks the steps: what an item reads must be finished before its step, or earlier in its own run.
+    fn check(tree: &DraftTree, steps: &[Vec<super::Item>]) {
+        let (mut taken, mut done) = (vec![0; tree.len()], vec![false; tree.len()]);
+        for step in steps {
+            let before = done.clone();
+            for item in step {
+                for (place, &node) in item.nodes.iter().enumerate() {
+                    assert_eq!(taken[node], item.from, "node {node} continues where it stopped");
+                    let to = if item.to == TO_END { tree.depths()[node] as usize } else { item.to as usize };
+                    for &ancestor in &tree.path(node)[item.from..to] {
+                        assert!(before[ancestor] || item.nodes[..place].contains(&ancestor), "{ancestor} before {node}");
+                    }
+                    taken[node] = to;
+                    done[node] = item.to == TO_END;
+                }
+            }
+        }
+        assert!(done.iter().all(|&done| done), "every node is finished");
+    }
+
+    #[test]
+    fn both_schedules_read_finished_nodes_only() {
+        let mut trees = vec![DraftTree::chain(256).unwrap(), DraftTree::chain(1).unwrap(), DraftTree::skewed(2, 40).unwrap()];
+        trees.extend((0..40).map(|seed| DraftTree::random(1 + seed * 6, seed as u64).unwrap()));
+        trees.push(DraftTree::bole(128, 3).unwrap());
+        for tree in &trees {
+            check(tree, &levels(tree));
+            check(tree, &banded_chains(tree));
+        }
+    }
+
+    #[test]
+    fn a_chain_is_one_run_a_band() {
+        let steps = banded_chains(&DraftTree::chain(2 * BAND).unwrap());
+        let shape: Vec<Vec<usize>> = steps.iter().map(|s| s.iter().map(|item| item.nodes.len()).collect()).collect();
+        assert_eq!(shape, [vec![BAND], vec![1; BAND], vec![BAND]]);
+    }
+
+    #[test]
+    fn entries_follow_depth_and_words_come_in_fours() {
+        let tree = DraftTree::new(vec![-1, 0, 0, 1, 3, 4]).unwrap();
+        let plan = Plan::new(&tree, Schedule::for_tree(&tree));
+        assert_eq!(plan.entries(), 4 * 4 + 4 + 8, "depths 0 to 3 take four, depth 4 takes eight");
+        assert_eq!(plan.words().len() % 4, 0);
+    }
+}
