@@ -130,10 +130,12 @@ impl Case {
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
         let most = self.batch.trees().iter().map(DraftTree::len).max().unwrap_or(0);
-        let padded = [16, 32, 64, 128, 256].into_iter().find(|&n| n >= most).unwrap_or(usize::MAX);
         let limit = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        (columns == 32 || padded <= 128)
-            && stream.context().attribute(limit).is_ok_and(|limit| fused::shared_bytes(tree, padded, columns) <= limit as usize)
+        let needed = match variant {
+            Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, most, columns),
+            _ => fused::shared_bytes::<f32>(tree, most, columns),
+        };
+        needed.is_some_and(|bytes| stream.context().attribute(limit).is_ok_and(|limit| bytes <= limit as usize))
     }
 
     /// One launch of `variant` on set `n`.

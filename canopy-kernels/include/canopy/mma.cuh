@@ -17,8 +17,12 @@ __device__ __forceinline__ void copy16(uint32_t dst, const void* src, bool valid
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void copies_done() {
-    asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+__device__ __forceinline__ void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `Left` of this thread's groups are under way.
+template <int Left>
+__device__ __forceinline__ void copies_arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {

@@ -7,16 +7,13 @@
 // The solve follows the plan: steps in order, the items of a step in parallel over warps, a lane owns a column. Sums over a path run from
 // the root down, one FMA each, and touch nothing off the path: a row's bits depend on its root path alone, and a NaN reaches
 // descendants only.
-// Shared memory: (2 TP + 2 NV) rows of 256 bytes (R and exp(g_cum) q S0 take their place after the products), 8 bytes a path entry,
-// 24 bytes a node, and the plan.
+// Shared memory: 2 TP + 2 NV rows of 256 bytes (tier B: 2 TP + NV), whose place R and exp(g_cum) q S0 take after the products, 8 bytes a
+// path entry, 28 bytes a node, and the plan.
 #include "canopy/mma.cuh"
 #include "args.cuh"
 #include "rows.cuh"
 
 namespace canopy {
-
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
 
 // The twin of plan.rs: words of a sequence's plan.
 struct Plan {
@@ -26,7 +23,10 @@ struct Plan {
     const uint32_t* ends;   // [steps] items up to the end of the step
     const uint2* item;      // [items] x: first position in order | count << 16; y: first depth | end depth << 16 (0xffff: to the end)
     const uint8_t* path;    // [entries] nodes of every root path
-    const uint8_t* order;   // nodes of the items
+    const uint8_t* mask;    // [nodes][nodes / 8 rounded up to 4] bit j % 8 of byte j / 8: j is on the row's root path
+    uint32_t mask_row;      // bytes of a row
+    const uint8_t* rows;    // [entries / 4] row of four entries
+    const uint32_t* order;  // nodes of the items: node | depth << 8 | first entry / 4 << 16
 };
 
 __device__ __forceinline__ Plan read_plan(const uint32_t* words, int nodes) {
@@ -41,25 +41,32 @@ __device__ __forceinline__ Plan read_plan(const uint32_t* words, int nodes) {
     const uint32_t* rest = p.ends + (p.steps + 3) / 4 * 4;
     p.item = reinterpret_cast<const uint2*>(rest);
     p.path = reinterpret_cast<const uint8_t*>(rest + (2 * p.items + 3) / 4 * 4);
-    p.order = p.path + (p.entries + 15) / 16 * 16;
+    p.mask = p.path + (p.entries + 15) / 16 * 16;
+    p.mask_row = (nodes + 31) / 32 * 4;
+    p.rows = p.mask + (nodes * p.mask_row + 15) / 16 * 16;
+    p.order = reinterpret_cast<const uint32_t*>(p.rows + (p.entries / 4 + 15) / 16 * 16);
     return p;
 }
 
+// What a node brings to a product, read as one 16-byte word.
+struct __align__(16) Node {
+    float g_cum;   // finite part of the cumulative log gate
+    int zeroed;    // depth of the last path node whose decay is exactly 0, else -1
+    float k_norm;  // 1 / |k|
+    int depth;
+};
+
 struct Scalars {
-    float* g_cum;   // finite part of the cumulative log gate
-    int* zeroed;    // depth of the last path node whose decay is exactly 0, else -1
+    Node* node;
     float* beta;
-    float* k_norm;  // 1 / |k|
     float* q_norm;  // scale / |q|
     int* hop;
 };
 
-// exp of a cumulative log gate difference along a path, from the node at depth m to node i.
-__device__ __forceinline__ float decay(const Scalars& s, int i, int j, int m) {
-    return s.zeroed[i] > m ? 0.f : expf(s.g_cum[i] - s.g_cum[j]);
+__device__ __forceinline__ Node read_node(const Scalars& s, int i) {
+    const int4 raw = *reinterpret_cast<const int4*>(s.node + i);
+    return {__int_as_float(raw.x), raw.y, __int_as_float(raw.z), raw.w};
 }
-
-__device__ __forceinline__ float decay_from_root(const Scalars& s, int i) { return s.zeroed[i] >= 0 ? 0.f : expf(s.g_cum[i]); }
 
 // g_cum by pointer jumping: the order of the sum depends on the node's depth alone. An infinite log gate is counted, not added.
 __device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* gates, int nodes, uint32_t v_heads, uint32_t hv) {
@@ -71,8 +78,9 @@ __device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* g
         depth = p.info[i] & 0xff;
         up = depth ? p.path[(p.info[i] >> 8) * 4 + depth - 1] : -1;
         const bool zero = g == -INFINITY;
-        s.g_cum[i] = zero ? 0.f : g;
-        s.zeroed[i] = zero ? depth : -1;
+        s.node[i].g_cum = zero ? 0.f : g;
+        s.node[i].zeroed = zero ? depth : -1;
+        s.node[i].depth = depth;
         s.beta[i] = row[v_heads + hv];
         s.hop[i] = up;
     }
@@ -81,14 +89,14 @@ __device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* g
         float add = 0.f;
         int zero = -1, next = -1;
         if (up >= 0) {
-            add = s.g_cum[up];
-            zero = s.zeroed[up];
+            add = s.node[up].g_cum;
+            zero = s.node[up].zeroed;
             next = s.hop[up];
         }
         __syncthreads();
         if (up >= 0) {
-            s.g_cum[i] += add;
-            s.zeroed[i] = max(s.zeroed[i], zero);
+            s.node[i].g_cum += add;
+            s.node[i].zeroed = max(s.node[i].zeroed, zero);
             s.hop[i] = next;
             up = next;
         }
@@ -96,10 +104,10 @@ __device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* g
 }
 
 // 1 / norm of every q and k row; eight lanes share a row.
-template <int TP>
+template <int TP, int THREADS>
 __device__ void norms(const Scalars& s, const char* k_tile, const char* q_tile, float scale) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int r = warp * 4 + lane / 8; r < 2 * TP; r += kWarps * 4) {
+    for (int r = warp * 4 + lane / 8; r < 2 * TP; r += THREADS / 8) {
         const bool query = r >= TP;
         const int row = query ? r - TP : r;
         float sum = 0.f;
@@ -115,46 +123,97 @@ __device__ void norms(const Scalars& s, const char* k_tile, const char* q_tile, 
         }
 #pragma unroll
         for (int offset = 4; offset > 0; offset >>= 1) sum += __shfl_xor_sync(kFull, sum, offset);
-        if (lane % 8 == 0) (query ? s.q_norm : s.k_norm)[row] = rsqrtf(sum + 1e-6f) * (query ? scale : 1.f);
+        if (lane % 8 == 0) *(query ? s.q_norm + row : &s.node[row].k_norm) = rsqrtf(sum + 1e-6f) * (query ? scale : 1.f);
     }
 }
 
-// One node of the solve: acc_u and acc_o over path depths [from, to), a lane owns columns lane + 32 c.
-template <int NV, int STRIDE>
-__device__ __forceinline__ void along_path(float (&acc_u)[NV / 32], float (&acc_o)[NV / 32], const float* g, const float* c,
-                                           const uint8_t* path, const float* u, int from, int to, int lane) {
+// VEC consecutive columns of a lane.
+template <int VEC>
+struct Columns {
+    float x[VEC];
+    __device__ __forceinline__ static Columns read(const float* p) {
+        Columns c;
+        if constexpr (VEC == 4) *reinterpret_cast<float4*>(c.x) = *reinterpret_cast<const float4*>(p);
+        else if constexpr (VEC == 2) *reinterpret_cast<float2*>(c.x) = *reinterpret_cast<const float2*>(p);
+        else c.x[0] = *p;
+        return c;
+    }
+    __device__ __forceinline__ void write(float* p) const {
+        if constexpr (VEC == 4) *reinterpret_cast<float4*>(p) = *reinterpret_cast<const float4*>(x);
+        else if constexpr (VEC == 2) *reinterpret_cast<float2*>(p) = *reinterpret_cast<const float2*>(x);
+        else *p = x[0];
+    }
+    __device__ __forceinline__ void write(__nv_bfloat16* p) const {
+        if constexpr (VEC == 4) *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+        else if constexpr (VEC == 2) *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[0], x[1]);
+        else store(p, x[0]);
+    }
+    __device__ __forceinline__ void add(float w, const Columns& c) {
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) x[v] = fmaf(w, c.x[v], x[v]);
+    }
+};
+
+// Path depths [from, to) of one row, added to its u and o.
+template <int VEC, int STRIDE>
+__device__ __forceinline__ void along_path(Columns<VEC>& acc_u, Columns<VEC>& acc_o, const float* g, const float* c,
+                                           const uint8_t* path, const float* u, int from, int to) {
+#pragma unroll 2
     for (int m = from; m < to; m += 4) {
         const float4 g4 = *reinterpret_cast<const float4*>(g + m), c4 = *reinterpret_cast<const float4*>(c + m);
         const uint32_t nodes4 = *reinterpret_cast<const uint32_t*>(path + m);
         const float gs[4] = {g4.x, g4.y, g4.z, g4.w}, cs[4] = {c4.x, c4.y, c4.z, c4.w};
+        Columns<VEC> us[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x)  // entries past the path's end name the node itself: read, not used
+            us[x] = Columns<VEC>::read(u + (nodes4 >> 8 * x & 0xff) * STRIDE);
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-            if (m + x >= to) break;
-            const float* row = u + (nodes4 >> 8 * x & 0xff) * STRIDE + lane;
-#pragma unroll
-            for (int v = 0; v < NV / 32; ++v) {
-                acc_u[v] = fmaf(gs[x], row[32 * v], acc_u[v]);
-                acc_o[v] = fmaf(cs[x], row[32 * v], acc_o[v]);
-            }
+            if (m + x >= to) continue;
+            acc_u.add(gs[x], us[x]);
+            acc_o.add(cs[x], us[x]);
         }
     }
 }
 
-template <int TP, int NV, bool SPLIT_STATE, typename Out>
+// Raw products become G and C: norms, decay along the path and write strength, four entries a thread.
+template <int THREADS>
+__device__ __forceinline__ void scale_entries(const Scalars& s, const Plan& p, float* g, float* c) {
+    for (uint32_t four = threadIdx.x; four < p.entries / 4; four += THREADS) {
+        const int i = p.rows[four];
+        const Node own = read_node(s, i);
+        const float to_g = -s.beta[i] * own.k_norm, to_c = s.q_norm[i];
+        const uint32_t nodes4 = reinterpret_cast<const uint32_t*>(p.path)[four];
+        float gs[4], cs[4];
+        *reinterpret_cast<float4*>(gs) = reinterpret_cast<float4*>(g)[four];
+        *reinterpret_cast<float4*>(cs) = reinterpret_cast<float4*>(c)[four];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            const Node other = read_node(s, nodes4 >> 8 * x & 0xff);
+            const float down = (own.zeroed > other.depth ? 0.f : expf(own.g_cum - other.g_cum)) * other.k_norm;
+            gs[x] *= down * to_g;
+            cs[x] *= down * to_c;
+        }
+        reinterpret_cast<float4*>(g)[four] = *reinterpret_cast<float4*>(gs);
+        reinterpret_cast<float4*>(c)[four] = *reinterpret_cast<float4*>(cs);
+    }
+}
+
+template <int TP, int NV, int THREADS, bool SPLIT_STATE, typename Out>
 __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates, const float* state, const int* cu_nodes,
                       const int* slots, const uint32_t* plans, const int* plan_at, Out* o, float* u_out, float* g_cum_out) {
-    constexpr int kRowTiles = TP / 16, kUnits = 2 * kRowTiles;
+    constexpr int kWarps = THREADS / 32, kUnits = TP / 8;  // a unit is sixteen rows of k or of q
     constexpr int kParts = kUnits < kWarps ? kWarps / kUnits : 1;      // warps that share a unit's column tiles
     constexpr int kPasses = kUnits < kWarps ? 1 : kUnits / kWarps;
-    constexpr int kColTiles = NV / 8 / kParts > 0 ? NV / 8 / kParts : 1;
-    constexpr int kStride = NV + 8;
+    constexpr int kColTiles = NV / 8 / kParts;
+    constexpr int kVec = NV / 32, kStride = NV + 8;
     extern __shared__ __align__(128) char shared[];
     const uint32_t b = blockIdx.z, hv = blockIdx.y, h = hv / (a.v_heads / a.k_heads);
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];
     const int col0 = blockIdx.x * NV;
     if (slot < 0) {
-        for (int idx = tid; idx < nodes * NV; idx += kThreads) {
+        for (int idx = tid; idx < nodes * NV; idx += THREADS) {
             const size_t at = ((size_t)(first + idx / NV) * a.v_heads + hv) * kDv + col0 + idx % NV;
             store(o + at, 0.f);
             u_out[at] = 0.f;
@@ -166,58 +225,70 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
     char* q_tile = k_tile + TP * kRowBytes;
     char* s_high = q_tile + TP * kRowBytes;
     char* s_low = s_high + NV * kRowBytes;
-    float* g = reinterpret_cast<float*>(s_low + NV * kRowBytes);
+    constexpr int kTiles = (2 * TP + (SPLIT_STATE ? 2 : 1) * NV) * kRowBytes, kAfter = 8 * TP * kStride;
+    float* g = reinterpret_cast<float*>(shared + (kTiles > kAfter ? kTiles : kAfter));
     float* c = g + a.entries;
     Scalars s;
-    s.g_cum = c + a.entries;
-    s.zeroed = reinterpret_cast<int*>(s.g_cum + TP);
-    s.beta = s.g_cum + 2 * TP;
-    s.k_norm = s.g_cum + 3 * TP;
-    s.q_norm = s.g_cum + 4 * TP;
-    s.hop = reinterpret_cast<int*>(s.g_cum + 5 * TP);
-    uint32_t* words = reinterpret_cast<uint32_t*>(s.g_cum + 6 * TP);
+    s.node = reinterpret_cast<Node*>(c + a.entries);
+    s.beta = reinterpret_cast<float*>(s.node + TP);
+    s.q_norm = s.beta + TP;
+    s.hop = reinterpret_cast<int*>(s.q_norm + TP);
+    uint32_t* words = reinterpret_cast<uint32_t*>(s.hop + TP);
 
     const uint32_t* plan = plans + plan_at[b];
     const int plan_chunks = (plan_at[b + 1] - plan_at[b]) / 4;
-    for (int idx = tid; idx < plan_chunks; idx += kThreads) copy16(shared_address(words + 4 * idx), plan + 4 * idx, true);
-    copies_done();
+    for (int idx = tid; idx < plan_chunks; idx += THREADS) copy16(shared_address(words + 4 * idx), plan + 4 * idx, true);
+    copies_issued();
     const size_t width = qkv_width(a.k_heads, a.v_heads);
     const __nv_bfloat16* rows = qkv + (size_t)first * width;
-    for (int idx = tid; idx < TP * 32; idx += kThreads) {
-        const int row = idx / 32, part = idx % 32;  // 16 chunks of k, then 16 of q
-        const bool query = part >= 16, valid = row < nodes;
-        const __nv_bfloat16* src = rows + (size_t)(valid ? row : 0) * width + ((query ? 0 : a.k_heads) + h) * kDk + part % 16 * 8;
-        copy16(shared_address(query ? q_tile : k_tile) + chunk_offset(row, part % 16), src, valid);
-    }
-    const float* s0 = state + (((size_t)slot * a.v_heads + hv) * kDv + col0) * kDk;
-    constexpr int kStateChunks = NV * 16 / kThreads;
-    float4 raw[kStateChunks][2];
+    {  // lanes 0 to 15 copy the chunks of a k row, 16 to 31 those of the q row
+        const __nv_bfloat16* src = rows + (size_t)warp * width + ((lane / 16 ? 0 : a.k_heads) + h) * kDk + lane % 16 * 8;
+        const uint32_t dst = shared_address(lane / 16 ? q_tile : k_tile);
 #pragma unroll
-    for (int x = 0; x < kStateChunks; ++x) {
-        const float* src = s0 + (size_t)(tid + x * kThreads) * 8;
-        raw[x][0] = load4(src);
-        raw[x][1] = load4(src + 4);
+        for (int row = 0; row < TP; row += kWarps) {
+            const bool valid = row + warp < nodes;
+            copy16(dst + chunk_offset(row + warp, lane % 16), valid ? src : rows, valid);
+            src += kWarps * width;
+        }
     }
+    copies_issued();
+    const float* s0 = state + (((size_t)slot * a.v_heads + hv) * kDv + col0) * kDk;
+    constexpr int kStateChunks = NV * 16 / THREADS, kHeld = kStateChunks < 4 ? kStateChunks : 4;
+    float4 raw[kHeld][2];
+    const auto fetch_state = [&](int from) {
+#pragma unroll
+        for (int x = 0; x < kHeld; ++x) {
+            const float* src = s0 + (size_t)(tid + (from + x) * THREADS) * 8;
+            raw[x][0] = load4(src);
+            raw[x][1] = load4(src + 4);
+        }
+    };
+    fetch_state(0);
+    copies_arrived<1>();
     __syncthreads();
     const Plan p = read_plan(words, nodes);
     cumulative_gates(s, p, gates + (size_t)first * 2 * a.v_heads, nodes, a.v_heads, hv);
 #pragma unroll
-    for (int x = 0; x < kStateChunks; ++x) {
-        const int idx = tid + x * kThreads;
-        const uint32_t at = chunk_offset(idx / 16, idx % 16);
-        const float4 l = raw[x][0], r = raw[x][1];
-        *reinterpret_cast<uint4*>(s_high + at) =
-            make_uint4(pack_bf16(l.x, l.y), pack_bf16(l.z, l.w), pack_bf16(r.x, r.y), pack_bf16(r.z, r.w));
-        if (SPLIT_STATE)
-            *reinterpret_cast<uint4*>(s_low + at) =
-                make_uint4(pack_bf16(residual(l.x), residual(l.y)), pack_bf16(residual(l.z), residual(l.w)),
-                           pack_bf16(residual(r.x), residual(r.y)), pack_bf16(residual(r.z), residual(r.w)));
+    for (int from = 0; from < kStateChunks; from += kHeld) {
+        if (from) fetch_state(from);
+#pragma unroll
+        for (int x = 0; x < kHeld; ++x) {
+            const int idx = tid + (from + x) * THREADS;
+            const uint32_t at = chunk_offset(idx / 16, idx % 16);
+            const float4 l = raw[x][0], r = raw[x][1];
+            *reinterpret_cast<uint4*>(s_high + at) =
+                make_uint4(pack_bf16(l.x, l.y), pack_bf16(l.z, l.w), pack_bf16(r.x, r.y), pack_bf16(r.z, r.w));
+            if (SPLIT_STATE)
+                *reinterpret_cast<uint4*>(s_low + at) =
+                    make_uint4(pack_bf16(residual(l.x), residual(l.y)), pack_bf16(residual(l.z), residual(l.w)),
+                               pack_bf16(residual(r.x), residual(r.y)), pack_bf16(residual(r.z), residual(r.w)));
+        }
     }
-    copies_done();
+    copies_arrived<0>();
     __syncthreads();
-    norms<TP>(s, k_tile, q_tile, a.scale);
+    norms<TP, THREADS>(s, k_tile, q_tile, a.scale);
     if (col0 == 0 && tid < nodes)
-        g_cum_out[(size_t)(first + tid) * a.v_heads + hv] = s.zeroed[tid] >= 0 ? -INFINITY : s.g_cum[tid];
+        g_cum_out[(size_t)(first + tid) * a.v_heads + hv] = s.node[tid].zeroed >= 0 ? -INFINITY : s.node[tid].g_cum;
     __syncthreads();
 
     const bool query = kParts > 1 ? (warp / kParts) & 1 : warp & 1;
@@ -233,6 +304,14 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
         uint32_t frag[8][4];
 #pragma unroll
         for (int step = 0; step < 8; ++step) load_a(frag[step], tile, row0, step, lane);
+        const uint8_t* mask[2];
+        float* entry[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = row0 + lane / 4 + half * 8;
+            mask[half] = i < nodes ? p.mask + i * p.mask_row : nullptr;
+            entry[half] = (query ? c : g) + (i < nodes ? p.info[i] >> 8 : 0) * 4;
+        }
         uint32_t bits = p.tiles[row0 / 16];
         if (kParts == 2) bits &= 0x55555555u << part;
         if (kParts == 4) bits &= 0x11111111u << part;
@@ -247,36 +326,39 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
                 mma(dot, frag[2 * pair], f[0], f[1]);
                 mma(dot, frag[2 * pair + 1], f[2], f[3]);
             }
+            uint32_t related[2];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int i = row0 + lane / 4 + e / 2 * 8, j = j0 + lane % 4 * 2 + e % 2;
-                if (i >= nodes || j > i) continue;
-                const uint32_t info = p.info[i], depth = info & 0xff, at = (info >> 8) * 4, m = p.info[j] & 0xff;
-                if (m > depth || p.path[at + m] != j) continue;
-                const float pair = dot[e] * s.k_norm[j] * decay(s, i, j, m);
-                if (query) c[at + m] = pair * s.q_norm[i];
-                else g[at + m] = -(s.beta[i] * (pair * s.k_norm[i]));
+            for (int half = 0; half < 2; ++half) related[half] = mask[half] ? mask[half][j0 / 8] >> lane % 4 * 2 : 0;
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int depth = s.node[min(j0 + lane % 4 * 2 + side, TP - 1)].depth;
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (related[half] >> side & 1) entry[half][depth] = dot[2 * half + side];
             }
         }
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
+            uint32_t even[4], odd[4];
+            load_a(even, tile, row0, 2 * pair, lane);
+            load_a(odd, tile, row0, 2 * pair + 1, lane);
 #pragma unroll
             for (int t = 0; t < kColTiles; ++t) {
                 const int n0 = (part * kColTiles + t) * 8;
-                if (n0 >= NV) continue;
                 uint32_t f[4];
                 load_b(f, shared_address(s_high), n0, pair, lane);
-                mma(acc[x][t], frag[2 * pair], f[0], f[1]);
-                mma(acc[x][t], frag[2 * pair + 1], f[2], f[3]);
+                mma(acc[x][t], even, f[0], f[1]);
+                mma(acc[x][t], odd, f[2], f[3]);
                 if (SPLIT_STATE) {
                     load_b(f, shared_address(s_low), n0, pair, lane);
-                    mma(acc[x][t], frag[2 * pair], f[0], f[1]);
-                    mma(acc[x][t], frag[2 * pair + 1], f[2], f[3]);
+                    mma(acc[x][t], even, f[0], f[1]);
+                    mma(acc[x][t], odd, f[2], f[3]);
                 }
             }
         }
     }
     __syncthreads();
+    scale_entries<THREADS>(s, p, g, c);
     float* u = reinterpret_cast<float*>(shared);  // R, then U
     float* qs = u + TP * kStride;
     const __nv_bfloat16* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
@@ -287,11 +369,11 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + lane / 4 + half * 8;
             if (i >= nodes) continue;
-            const float down = decay_from_root(s, i) * (query ? s.q_norm[i] : s.k_norm[i]), write = s.beta[i];
+            const Node own = read_node(s, i);
+            const float down = (own.zeroed >= 0 ? 0.f : expf(own.g_cum)) * (query ? s.q_norm[i] : own.k_norm), write = s.beta[i];
 #pragma unroll
             for (int t = 0; t < kColTiles; ++t) {
                 const int e = (part * kColTiles + t) * 8 + lane % 4 * 2;
-                if (e >= NV) continue;
                 const float2 dot = make_float2(acc[x][t][2 * half], acc[x][t][2 * half + 1]);
                 if (query) {
                     *reinterpret_cast<float2*>(qs + i * kStride + e) = make_float2(down * dot.x, down * dot.y);
@@ -311,27 +393,20 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
             const uint2 item = p.item[at];
             const int from = item.y & 0xffff, to = item.y >> 16;
             for (uint32_t n = item.x & 0xffff; n < (item.x & 0xffff) + (item.x >> 16); ++n) {
-                const int i = p.order[n];
-                const uint32_t info = p.info[i], depth = info & 0xff, entry = (info >> 8) * 4;
-                float acc_u[NV / 32], acc_o[NV / 32];
-#pragma unroll
-                for (int v = 0; v < NV / 32; ++v) {
-                    acc_u[v] = u[i * kStride + 32 * v + lane];
-                    acc_o[v] = qs[i * kStride + 32 * v + lane];
-                }
-                along_path<NV, kStride>(acc_u, acc_o, g + entry, c + entry, p.path + entry, u, from, min(to, (int)depth), lane);
-                const bool final = to == 0xffff;
-                const float own = c[entry + depth];
-                const size_t out = ((size_t)(first + i) * a.v_heads + hv) * kDv + col0 + lane;
-#pragma unroll
-                for (int v = 0; v < NV / 32; ++v) {
-                    u[i * kStride + 32 * v + lane] = acc_u[v];
-                    if (final) {
-                        store(o + out + 32 * v, fmaf(own, acc_u[v], acc_o[v]));
-                        u_out[out + 32 * v] = acc_u[v];
-                    } else {
-                        qs[i * kStride + 32 * v + lane] = acc_o[v];
-                    }
+                const uint32_t packed = p.order[n], depth = packed >> 8 & 0xff, entry = (packed >> 16) * 4;
+                const int i = packed & 0xff;
+                float* u_row = u + i * kStride + kVec * lane;
+                float* qs_row = qs + i * kStride + kVec * lane;
+                Columns<kVec> acc_u = Columns<kVec>::read(u_row), acc_o = Columns<kVec>::read(qs_row);
+                along_path<kVec, kStride>(acc_u, acc_o, g + entry, c + entry, p.path + entry, u + kVec * lane, from, min(to, (int)depth));
+                acc_u.write(u_row);
+                if (to == 0xffff) {
+                    const size_t out = ((size_t)(first + i) * a.v_heads + hv) * kDv + col0 + kVec * lane;
+                    acc_o.add(c[entry + depth], acc_u);
+                    acc_o.write(o + out);
+                    acc_u.write(u_out + out);
+                } else {
+                    acc_o.write(qs_row);
                 }
                 __syncwarp();
             }
@@ -343,22 +418,26 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
 
 }  // namespace canopy
 
-#define CANOPY_FUSED(NODES, COLS, TIER, SPLIT, OUT, T)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256, 1) tree_gdn_fused_n##NODES##_v##COLS##_##TIER##_##OUT(                           \
+#define CANOPY_FUSED(NODES, COLS, THREADS, BLOCKS, TIER, SPLIT, OUT, T)                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tree_gdn_fused_n##NODES##_v##COLS##_##TIER##_##OUT(                  \
         FusedArgs args, const __nv_bfloat16* qkv, const float* gates, const float* state, const int* cu_nodes, const int* slots,       \
         const uint32_t* plans, const int* plan_at, T* o, float* u, float* g_cum) {                                                    \
-        canopy::fused<NODES, COLS, SPLIT, T>(args, qkv, gates, state, cu_nodes, slots, plans, plan_at, o, u, g_cum);                   \
+        canopy::fused<NODES, COLS, THREADS, SPLIT, T>(args, qkv, gates, state, cu_nodes, slots, plans, plan_at, o, u, g_cum);          \
     }
 
-#define CANOPY_FUSED_TIERS(NODES, COLS)                          \
-    CANOPY_FUSED(NODES, COLS, a, true, f32, float)               \
-    CANOPY_FUSED(NODES, COLS, b, false, bf16, __nv_bfloat16)
+#define CANOPY_FUSED_TIERS(NODES, COLS, THREADS, BLOCKS)                         \
+    CANOPY_FUSED(NODES, COLS, THREADS, BLOCKS, a, true, f32, float)              \
+    CANOPY_FUSED(NODES, COLS, THREADS, BLOCKS, b, false, bf16, __nv_bfloat16)
 
-CANOPY_FUSED_TIERS(16, 32)
-CANOPY_FUSED_TIERS(32, 32)
-CANOPY_FUSED_TIERS(64, 32)
-CANOPY_FUSED_TIERS(128, 32)
-CANOPY_FUSED_TIERS(256, 32)
-CANOPY_FUSED_TIERS(16, 64)
-CANOPY_FUSED_TIERS(64, 64)
-CANOPY_FUSED_TIERS(128, 64)
+CANOPY_FUSED_TIERS(16, 32, 128, 4)
+CANOPY_FUSED_TIERS(32, 32, 256, 2)
+CANOPY_FUSED_TIERS(64, 32, 256, 2)
+CANOPY_FUSED_TIERS(128, 32, 256, 2)
+CANOPY_FUSED_TIERS(256, 32, 256, 1)
+CANOPY_FUSED_TIERS(64, 64, 256, 2)
+CANOPY_FUSED_TIERS(128, 64, 256, 2)
+CANOPY_FUSED_TIERS(16, 128, 128, 3)
+CANOPY_FUSED_TIERS(32, 128, 256, 2)
+CANOPY_FUSED_TIERS(64, 128, 256, 2)
+CANOPY_FUSED_TIERS(128, 128, 512, 1)
+CANOPY_FUSED_TIERS(256, 64, 512, 1)

@@ -22,31 +22,54 @@ struct FusedArgs {
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for FusedArgs {}
 
+/// Blocks that are built: most nodes, value columns, threads.
+const SHAPES: [(usize, usize, u32); 12] = [
+    (16, 32, 128),
+    (32, 32, 256),
+    (64, 32, 256),
+    (128, 32, 256),
+    (256, 32, 256),
+    (64, 64, 256),
+    (128, 64, 256),
+    (256, 64, 512),
+    (16, 128, 128),
+    (32, 128, 256),
+    (64, 128, 256),
+    (128, 128, 512),
+];
+
 /// An output type, which is also the accuracy: f32 is tier A (the state split into two bf16 parts), bf16 is tier B.
 pub trait Tier: DeviceRepr {
-    /// Symbols by shape: nodes and value columns of a block.
-    const SYMBOLS: [(usize, usize, &'static str); 8];
+    /// bf16 parts of the state.
+    const PARTS: usize;
+    /// Symbol of every block of [`SHAPES`].
+    const SYMBOLS: [&'static str; SHAPES.len()];
 }
 
 macro_rules! tier {
-    ($out:ty, $suffix:literal) => {
+    ($out:ty, $parts:literal, $suffix:literal) => {
         impl Tier for $out {
-            const SYMBOLS: [(usize, usize, &'static str); 8] = [
-                (16, 32, concat!("tree_gdn_fused_n16_v32_", $suffix)),
-                (32, 32, concat!("tree_gdn_fused_n32_v32_", $suffix)),
-                (64, 32, concat!("tree_gdn_fused_n64_v32_", $suffix)),
-                (128, 32, concat!("tree_gdn_fused_n128_v32_", $suffix)),
-                (256, 32, concat!("tree_gdn_fused_n256_v32_", $suffix)),
-                (16, 64, concat!("tree_gdn_fused_n16_v64_", $suffix)),
-                (64, 64, concat!("tree_gdn_fused_n64_v64_", $suffix)),
-                (128, 64, concat!("tree_gdn_fused_n128_v64_", $suffix)),
+            const PARTS: usize = $parts;
+            const SYMBOLS: [&'static str; SHAPES.len()] = [
+                concat!("tree_gdn_fused_n16_v32_", $suffix),
+                concat!("tree_gdn_fused_n32_v32_", $suffix),
+                concat!("tree_gdn_fused_n64_v32_", $suffix),
+                concat!("tree_gdn_fused_n128_v32_", $suffix),
+                concat!("tree_gdn_fused_n256_v32_", $suffix),
+                concat!("tree_gdn_fused_n64_v64_", $suffix),
+                concat!("tree_gdn_fused_n128_v64_", $suffix),
+                concat!("tree_gdn_fused_n256_v64_", $suffix),
+                concat!("tree_gdn_fused_n16_v128_", $suffix),
+                concat!("tree_gdn_fused_n32_v128_", $suffix),
+                concat!("tree_gdn_fused_n64_v128_", $suffix),
+                concat!("tree_gdn_fused_n128_v128_", $suffix),
             ];
         }
     };
 }
 
-tier!(f32, "a_f32");
-tier!(bf16, "b_bf16");
+tier!(f32, 2, "a_f32");
+tier!(bf16, 1, "b_bf16");
 
 /// Device buffers of one call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
 #[derive(Debug)]
@@ -65,12 +88,21 @@ pub struct FusedBuffers<'a, Out> {
     pub g_cum: CudaViewMut<'a, f32>,
 }
 
-/// Bytes of shared memory of one block.
-pub fn shared_bytes(tree: &TreeOnDevice, nodes: usize, columns: usize) -> usize {
-    (2 * nodes + 2 * columns) * 256 + 8 * tree.most_entries + 24 * nodes + 4 * tree.most_words
+/// The smallest block of `columns` value columns for trees of up to `nodes` nodes: its index in [`SHAPES`].
+fn shape(nodes: usize, columns: usize) -> Option<usize> {
+    SHAPES.iter().position(|&(most, width, _)| most >= nodes && width == columns)
 }
 
-/// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32 or 64). Reads the pool only.
+/// Bytes of shared memory of one block of `columns` value columns, `None` where no such block is built.
+pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize) -> Option<usize> {
+    let (most, width, _) = SHAPES[shape(nodes, columns)?];
+    let tiles = (2 * most + Out::PARTS * width) * 256;
+    // R and exp(g_cum) q S0 lie over the tiles
+    let after = 8 * most * (width + 8);
+    Some(tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words)
+}
+
+/// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32, 64 or 128). Reads the pool only.
 ///
 /// # Errors
 /// Any wrong length, an unsupported head size, a slot outside the pool, or a batch whose paths need more shared memory than a block
@@ -98,13 +130,13 @@ pub fn verify<Out: Tier>(
         return Ok(());
     }
     let most = super::launch::max_nodes(batch);
-    let shape = Out::SYMBOLS.iter().find(|&&(nodes, width, _)| nodes >= most && width == columns);
-    let &(nodes, _, symbol) = shape.ok_or_else(|| Error::Unsupported {
+    let unsupported = || Error::Unsupported {
         op: OP,
         wanted: format!("{most} nodes in blocks of {columns} value columns"),
-        built: "32 columns to 256 nodes, 64 columns to 128 nodes",
-    })?;
-    let shared = shared_bytes(tree, nodes, columns);
+        built: "32 or 64 columns to 256 nodes, 128 columns to 128 nodes",
+    };
+    let at = shape(most, columns).ok_or_else(unsupported)?;
+    let shared = shared_bytes::<Out>(tree, most, columns).ok_or_else(unsupported)?;
     let limit = stream
         .context()
         .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
@@ -119,13 +151,13 @@ pub fn verify<Out: Tier>(
         entries: tree.most_entries as u32,
         scale: dims.scale(),
     };
-    let function = Kernels::on(stream.context())?.function(OP, symbol)?;
+    let function = Kernels::on(stream.context())?.function(OP, Out::SYMBOLS[at])?;
     function
         .set_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32)
         .map_err(driver)?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / columns) as u32, args.v_heads, batch.sequences() as u32),
-        block_dim: (256, 1, 1),
+        block_dim: (SHAPES[at].2, 1, 1),
         shared_mem_bytes: shared as u32,
     };
     let mut launch = stream.launch_builder(&function);

@@ -89,15 +89,20 @@ impl Plan {
     /// The plan of `tree` under `schedule`.
     pub fn new(tree: &DraftTree, schedule: Schedule) -> Self {
         let nodes = tree.len();
-        let (mut info, mut path) = (Vec::new(), Vec::new());
+        let (mut info, mut path) = (Vec::<u32>::new(), Vec::new());
         let mut tiles = [0u32; 16];
+        let row_bytes = nodes.div_ceil(32) * 4;
+        let mut rows = Vec::new();
+        let mut mask = vec![0u8; nodes * row_bytes];
         for node in 0..nodes {
             info.push(tree.depths()[node] | ((path.len() / 4) as u32) << 8);
             for ancestor in tree.path(node) {
                 path.push(ancestor as u8);
                 tiles[node / 16] |= 1 << (ancestor / 8);
+                mask[node * row_bytes + ancestor / 8] |= 1 << (ancestor % 8);
             }
             path.resize(path.len().next_multiple_of(4), node as u8);
+            rows.resize(path.len() / 4, node as u8);
         }
         let steps = match schedule {
             Schedule::Levels => levels(tree),
@@ -107,13 +112,13 @@ impl Plan {
         for step in &steps {
             for item in step {
                 let begin = order.len();
-                order.extend(item.nodes.iter().map(|&node| node as u8));
+                order.extend(item.nodes.iter().map(|&node| node as u32 | info[node] << 8));
                 items.extend([(begin | item.nodes.len() << 16) as u32, item.from as u32 | item.to << 16]);
             }
             ends.push((items.len() / 2) as u32);
         }
         let mut words = vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, tree.max_depth() as u32];
-        words.extend(info);
+        words.extend(&info);
         pad(&mut words, 4);
         words.extend(tiles);
         words.extend(ends);
@@ -121,7 +126,10 @@ impl Plan {
         words.extend(items);
         pad(&mut words, 4);
         bytes(&mut words, &path);
-        bytes(&mut words, &order);
+        bytes(&mut words, &mask);
+        bytes(&mut words, &rows);
+        words.extend(order);
+        pad(&mut words, 4);
         Self { words, entries: path.len() }
     }
 

@@ -88,7 +88,7 @@ fn truth(case: &Case) -> oracle::OracleOutput {
 }
 
 fn check(stream: &Arc<CudaStream>, name: &str, tree: DraftTree, hardness: Hardness) -> Result<(), String> {
-    let columns: &[usize] = if tree.len() <= 128 { &[32, 64] } else { &[32] };
+    let columns: &[usize] = if tree.len() <= 128 { &[32, 64, 128] } else { &[32, 64] };
     let case = Case::new(small(), TreeBatch::single(tree, 0), 1, hardness, round_bf16, 7);
     let truth = truth(&case);
     for &columns in columns {
@@ -154,8 +154,10 @@ fn invariant(stream: &Arc<CudaStream>) -> Result<(), String> {
     let chains = tier_a(stream, &case, Some(Schedule::Chains), 32)?;
     same("levels against chains: o", &together.o, &chains.o)?;
     same("levels against chains: u", &together.u, &chains.u)?;
-    let wide = tier_a(stream, &case, None, 64)?;
-    same("32 against 64 columns: o", &together.o, &wide.o)?;
+    for columns in [64, 128] {
+        let wide = tier_a(stream, &case, None, columns)?;
+        same(&format!("32 against {columns} columns: o"), &together.o, &wide.o)?;
+    }
     for (first, tree, slot) in case.batch.iter() {
         let slot = slot.ok_or("no padding here")?;
         let cut = |x: &[f32], width: usize| x[first * width..(first + tree.len()) * width].to_vec();
