@@ -4,9 +4,9 @@
 // memory and are multiplied on tensor cores; the L2 norms, decays and write strengths scale the f32 products. Tier A splits S0 into two
 // bf16 parts (2^-17 of an element is left out), tier B rounds it once.
 // G and C are kept by root path: entry m of row i belongs to the ancestor of i at depth m, so a row costs its depth, not the tree's size.
-// The solve follows the plan: steps in order, the items of a step in parallel over warps, a lane owns a column. Sums over a path run from
-// the root down, one FMA each, and touch nothing off the path: a row's bits depend on its root path alone, and a NaN reaches
-// descendants only.
+// The solve follows the plan: steps in order, the items of a step side by side, four in a warp, 32 columns a team of warps. Sums over a path
+// run from the root down, one FMA each, and touch nothing off the path: a row's bits depend on its root path alone, and a NaN
+// reaches descendants only.
 // Shared memory: 2 TP + 2 NV rows of 256 bytes (tier B: 2 TP + NV), whose place R and exp(g_cum) q S0 take after the products, 8 bytes a
 // path entry, 28 bytes a node, and the plan.
 #include "canopy/mma.cuh"
@@ -103,70 +103,52 @@ __device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* g
     }
 }
 
-// 1 / norm of every q and k row; eight lanes share a row.
-template <int TP, int THREADS>
-__device__ void norms(const Scalars& s, const char* k_tile, const char* q_tile, float scale) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int r = warp * 4 + lane / 8; r < 2 * TP; r += THREADS / 8) {
-        const bool query = r >= TP;
-        const int row = query ? r - TP : r;
-        float sum = 0.f;
+// Eight columns of a product with sixteen rows in registers: rows of `tile` from `row0` on are the columns.
+__device__ __forceinline__ void products(float (&dot)[4], const uint32_t (&frag)[8][4], uint32_t tile, int row0, int lane) {
+    float odd[4] = {0.f, 0.f, 0.f, 0.f};  // two chains of sums, so that one product does not wait for the last
+    dot[0] = dot[1] = dot[2] = dot[3] = 0.f;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint4 raw = *reinterpret_cast<const uint4*>((query ? q_tile : k_tile) + chunk_offset(row, lane % 8 * 2 + half));
-            const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                const float low = __uint_as_float(words[w] << 16), high = __uint_as_float(words[w] & 0xffff0000u);
-                sum = fmaf(high, high, fmaf(low, low, sum));
-            }
-        }
-#pragma unroll
-        for (int offset = 4; offset > 0; offset >>= 1) sum += __shfl_xor_sync(kFull, sum, offset);
-        if (lane % 8 == 0) *(query ? s.q_norm + row : &s.node[row].k_norm) = rsqrtf(sum + 1e-6f) * (query ? scale : 1.f);
+    for (int pair = 0; pair < 4; ++pair) {
+        uint32_t f[4];
+        load_b(f, tile, row0, pair, lane);
+        mma(dot, frag[2 * pair], f[0], f[1]);
+        mma(odd, frag[2 * pair + 1], f[2], f[3]);
     }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dot[e] += odd[e];
 }
 
-// VEC consecutive columns of a lane.
-template <int VEC>
+// The four consecutive columns of a lane.
 struct Columns {
-    float x[VEC];
+    float x[4];
     __device__ __forceinline__ static Columns read(const float* p) {
         Columns c;
-        if constexpr (VEC == 4) *reinterpret_cast<float4*>(c.x) = *reinterpret_cast<const float4*>(p);
-        else if constexpr (VEC == 2) *reinterpret_cast<float2*>(c.x) = *reinterpret_cast<const float2*>(p);
-        else c.x[0] = *p;
+        *reinterpret_cast<float4*>(c.x) = *reinterpret_cast<const float4*>(p);
         return c;
     }
-    __device__ __forceinline__ void write(float* p) const {
-        if constexpr (VEC == 4) *reinterpret_cast<float4*>(p) = *reinterpret_cast<const float4*>(x);
-        else if constexpr (VEC == 2) *reinterpret_cast<float2*>(p) = *reinterpret_cast<const float2*>(x);
-        else *p = x[0];
-    }
+    __device__ __forceinline__ void write(float* p) const { *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]); }
     __device__ __forceinline__ void write(__nv_bfloat16* p) const {
-        if constexpr (VEC == 4) *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
-        else if constexpr (VEC == 2) *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[0], x[1]);
-        else store(p, x[0]);
+        *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
     }
     __device__ __forceinline__ void add(float w, const Columns& c) {
 #pragma unroll
-        for (int v = 0; v < VEC; ++v) x[v] = fmaf(w, c.x[v], x[v]);
+        for (int v = 0; v < 4; ++v) x[v] = fmaf(w, c.x[v], x[v]);
     }
 };
 
 // Path depths [from, to) of one row, added to its u and o.
-template <int VEC, int STRIDE>
-__device__ __forceinline__ void along_path(Columns<VEC>& acc_u, Columns<VEC>& acc_o, const float* g, const float* c,
+template <int STRIDE>
+__device__ __forceinline__ void along_path(Columns& acc_u, Columns& acc_o, const float* g, const float* c,
                                            const uint8_t* path, const float* u, int from, int to) {
 #pragma unroll 2
     for (int m = from; m < to; m += 4) {
         const float4 g4 = *reinterpret_cast<const float4*>(g + m), c4 = *reinterpret_cast<const float4*>(c + m);
         const uint32_t nodes4 = *reinterpret_cast<const uint32_t*>(path + m);
         const float gs[4] = {g4.x, g4.y, g4.z, g4.w}, cs[4] = {c4.x, c4.y, c4.z, c4.w};
-        Columns<VEC> us[4];
+        Columns us[4];
 #pragma unroll
         for (int x = 0; x < 4; ++x)  // entries past the path's end name the node itself: read, not used
-            us[x] = Columns<VEC>::read(u + (nodes4 >> 8 * x & 0xff) * STRIDE);
+            us[x] = Columns::read(u + (nodes4 >> 8 * x & 0xff) * STRIDE);
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
             if (m + x >= to) continue;
@@ -206,7 +188,8 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
     constexpr int kParts = kUnits < kWarps ? kWarps / kUnits : 1;      // warps that share a unit's column tiles
     constexpr int kPasses = kUnits < kWarps ? 1 : kUnits / kWarps;
     constexpr int kColTiles = NV / 8 / kParts;
-    constexpr int kVec = NV / 32, kStride = NV + 8;
+    constexpr int kStride = NV + 8;
+    constexpr int kTeams = NV / 32, kTeamWarps = kWarps / kTeams;  // a team of warps solves 32 columns, eight lanes a node
     extern __shared__ __align__(128) char shared[];
     const uint32_t b = blockIdx.z, hv = blockIdx.y, h = hv / (a.v_heads / a.k_heads);
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -252,6 +235,8 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
         }
     }
     copies_issued();
+    const __nv_bfloat16* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
+    if (tid < nodes) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (size_t)tid * width));
     const float* s0 = state + (((size_t)slot * a.v_heads + hv) * kDv + col0) * kDk;
     constexpr int kStateChunks = NV * 16 / THREADS, kHeld = kStateChunks < 4 ? kStateChunks : 4;
     float4 raw[kHeld][2];
@@ -286,24 +271,39 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
     }
     copies_arrived<0>();
     __syncthreads();
-    norms<TP, THREADS>(s, k_tile, q_tile, a.scale);
     if (col0 == 0 && tid < nodes)
         g_cum_out[(size_t)(first + tid) * a.v_heads + hv] = s.node[tid].zeroed >= 0 ? -INFINITY : s.node[tid].g_cum;
-    __syncthreads();
 
     const bool query = kParts > 1 ? (warp / kParts) & 1 : warp & 1;
     const int part = kParts > 1 ? warp % kParts : 0;
     const uint32_t tile = shared_address(query ? q_tile : k_tile);
+    // every second pass runs backwards, because later rows have longer paths
+    const auto row_tile = [&](int pass) {
+        if (kParts > 1) return warp / kParts / 2;
+        const int at = pass % 2 ? kWarps / 2 - 1 - warp / 2 : warp / 2;
+        return pass * (kWarps / 2) + at;
+    };
     float acc[kPasses][kColTiles][4];
 #pragma unroll
     for (int x = 0; x < kPasses; ++x) {
-        const int row0 = (kParts > 1 ? warp / kParts : warp + x * kWarps) / 2 * 16;
+        const int row0 = row_tile(x) * 16;
 #pragma unroll
         for (int t = 0; t < kColTiles; ++t) acc[x][t][0] = acc[x][t][1] = acc[x][t][2] = acc[x][t][3] = 0.f;
         if (row0 >= nodes) continue;
         uint32_t frag[8][4];
 #pragma unroll
         for (int step = 0; step < 8; ++step) load_a(frag[step], tile, row0, step, lane);
+        if (part == 0) {  // a row's squared norm is on the diagonal of the product of the tile with itself
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float dot[4];
+                products(dot, frag, tile, row0 + 8 * half, lane);
+                const float square = lane / 4 % 2 ? dot[2 * half + 1] : dot[2 * half];
+                const float norm = rsqrtf(square + 1e-6f) * (query ? a.scale : 1.f);
+                const int i = row0 + 8 * half + lane / 4;
+                if (lane % 4 == lane / 8) *(query ? s.q_norm + i : &s.node[i].k_norm) = norm;
+            }
+        }
         const uint8_t* mask[2];
         float* entry[2];
 #pragma unroll
@@ -318,14 +318,8 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
         while (bits) {
             const int j0 = (__ffs(bits) - 1) * 8;
             bits &= bits - 1;
-            float dot[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                uint32_t f[4];
-                load_b(f, shared_address(k_tile), j0, pair, lane);
-                mma(dot, frag[2 * pair], f[0], f[1]);
-                mma(dot, frag[2 * pair + 1], f[2], f[3]);
-            }
+            float dot[4];
+            products(dot, frag, shared_address(k_tile), j0, lane);
             uint32_t related[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) related[half] = mask[half] ? mask[half][j0 / 8] >> lane % 4 * 2 : 0;
@@ -361,14 +355,18 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
     scale_entries<THREADS>(s, p, g, c);
     float* u = reinterpret_cast<float*>(shared);  // R, then U
     float* qs = u + TP * kStride;
-    const __nv_bfloat16* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
 #pragma unroll
     for (int x = 0; x < kPasses; ++x) {
-        const int row0 = (kParts > 1 ? warp / kParts : warp + x * kWarps) / 2 * 16;
+        const int row0 = row_tile(x) * 16;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + lane / 4 + half * 8;
             if (i >= nodes) continue;
+            uint32_t v_pairs[kColTiles];
+            if (!query)
+#pragma unroll
+                for (int t = 0; t < kColTiles; ++t)
+                    v_pairs[t] = __ldg(reinterpret_cast<const unsigned*>(values + (size_t)i * width + (part * kColTiles + t) * 8 + lane % 4 * 2));
             const Node own = read_node(s, i);
             const float down = (own.zeroed >= 0 ? 0.f : expf(own.g_cum)) * (query ? s.q_norm[i] : own.k_norm), write = s.beta[i];
 #pragma unroll
@@ -378,7 +376,7 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
                 if (query) {
                     *reinterpret_cast<float2*>(qs + i * kStride + e) = make_float2(down * dot.x, down * dot.y);
                 } else {
-                    const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(values + (size_t)i * width + e));
+                    const float2 v = make_float2(__uint_as_float(v_pairs[t] << 16), __uint_as_float(v_pairs[t] & 0xffff0000u));
                     *reinterpret_cast<float2*>(u + i * kStride + e) = make_float2(write * (v.x - down * dot.x), write * (v.y - down * dot.y));
                 }
             }
@@ -386,33 +384,34 @@ __device__ void fused(FusedArgs a, const __nv_bfloat16* qkv, const float* gates,
     }
     __syncthreads();
 
+    const int team = warp % kTeams, col = team * 32 + lane % 8 * 4;
     uint32_t begin = 0;
     for (uint32_t step = 0; step < p.steps; ++step) {
         const uint32_t end = p.ends[step];
-        for (uint32_t at = begin + warp; at < end; at += kWarps) {
+        for (uint32_t at = begin + warp / kTeams * 4 + lane / 8; at < end; at += kTeamWarps * 4) {
             const uint2 item = p.item[at];
             const int from = item.y & 0xffff, to = item.y >> 16;
             for (uint32_t n = item.x & 0xffff; n < (item.x & 0xffff) + (item.x >> 16); ++n) {
                 const uint32_t packed = p.order[n], depth = packed >> 8 & 0xff, entry = (packed >> 16) * 4;
                 const int i = packed & 0xff;
-                float* u_row = u + i * kStride + kVec * lane;
-                float* qs_row = qs + i * kStride + kVec * lane;
-                Columns<kVec> acc_u = Columns<kVec>::read(u_row), acc_o = Columns<kVec>::read(qs_row);
-                along_path<kVec, kStride>(acc_u, acc_o, g + entry, c + entry, p.path + entry, u + kVec * lane, from, min(to, (int)depth));
+                float* u_row = u + i * kStride + col;
+                float* qs_row = qs + i * kStride + col;
+                Columns acc_u = Columns::read(u_row), acc_o = Columns::read(qs_row);
+                along_path<kStride>(acc_u, acc_o, g + entry, c + entry, p.path + entry, u + col, from, min(to, (int)depth));
                 acc_u.write(u_row);
                 if (to == 0xffff) {
-                    const size_t out = ((size_t)(first + i) * a.v_heads + hv) * kDv + col0 + kVec * lane;
+                    const size_t out = ((size_t)(first + i) * a.v_heads + hv) * kDv + col0 + col;
                     acc_o.add(c[entry + depth], acc_u);
                     acc_o.write(o + out);
                     acc_u.write(u_out + out);
                 } else {
                     acc_o.write(qs_row);
                 }
-                __syncwarp();
             }
         }
         begin = end;
-        if (step + 1 < p.steps) __syncthreads();
+        if constexpr (kTeamWarps == 1) __syncwarp();
+        else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kTeamWarps * 32) : "memory");
     }
 }
 
@@ -436,7 +435,7 @@ CANOPY_FUSED_TIERS(128, 32, 256, 2)
 CANOPY_FUSED_TIERS(256, 32, 256, 1)
 CANOPY_FUSED_TIERS(64, 64, 256, 2)
 CANOPY_FUSED_TIERS(128, 64, 256, 2)
-CANOPY_FUSED_TIERS(16, 128, 128, 3)
+CANOPY_FUSED_TIERS(16, 128, 256, 2)
 CANOPY_FUSED_TIERS(32, 128, 256, 2)
 CANOPY_FUSED_TIERS(64, 128, 256, 2)
 CANOPY_FUSED_TIERS(128, 128, 512, 1)
