@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-const ARCHS: &str = "80,86,89,90,100,120";
+const ARCHS: &str = "80,86,89,90,100,120,121";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -30,6 +30,9 @@ enum Command {
     Env,
     /// Runs the kernel contract: every gate on every kernel, and the faults planted to turn each gate red
     Contract(contract::ContractArgs),
+    /// Checks and times the CUDA kernels of the GDN layer over tree shapes and batch sizes
+    #[cfg(feature = "cuda")]
+    Sweep(canopy_bench::gpu::SweepArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Example(args) => op::example(&args)?,
         Command::Env => println!("{}", serde_json::to_string(&machine::Record::take()?)?),
         Command::Contract(args) => return contract::run(&args),
+        #[cfg(feature = "cuda")]
+        Command::Sweep(args) => canopy_bench::gpu::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
 use canopy_kernels::tree_gdn::{Schedule, fused, launch};
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
 
@@ -122,6 +123,16 @@ impl Case {
         self.sets.len()
     }
 
+    /// Bytes that verify leaves for commit, one layer: `u` and `g_cum`.
+    pub fn tape_bytes(&self) -> usize {
+        4 * (self.sets[0].u.len() + self.sets[0].g_cum.len())
+    }
+
+    /// Bytes of one state a node, one layer: what the serial way keeps.
+    pub fn snapshot_bytes(&self) -> usize {
+        4 * self.batch.rows() * self.dims.state_len()
+    }
+
     /// Whether the device can run a variant on this shape.
     pub fn fits(&self, stream: &Arc<CudaStream>, variant: Variant) -> bool {
         let (columns, schedule) = match variant {
@@ -130,12 +141,13 @@ impl Case {
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
         let most = self.batch.trees().iter().map(DraftTree::len).max().unwrap_or(0);
-        let limit = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let limit = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let needed = match variant {
             Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, most, columns),
             _ => fused::shared_bytes::<f32>(tree, most, columns),
         };
-        needed.is_some_and(|bytes| stream.context().attribute(limit).is_ok_and(|limit| bytes <= limit as usize))
+        needed
+            .is_some_and(|bytes| stream.context().attribute(limit).is_ok_and(|limit| bytes <= limit as usize))
     }
 
     /// One launch of `variant` on set `n`.

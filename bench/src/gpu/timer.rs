@@ -50,7 +50,8 @@ pub fn capture(
 ) -> Result<CudaGraph> {
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
     let outcome = (0..launches).try_for_each(&mut launch);
-    let graph = stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
+    let graph =
+        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
     outcome?;
     let graph = graph.context("an empty capture")?;
     graph.upload()?;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 use cudarc::nvrtc::Ptx;
 
 use crate::{Error, Result};
@@ -23,7 +23,8 @@ pub fn has_driver() -> bool {
 /// Loaded kernels of one context.
 #[derive(Debug)]
 pub struct Kernels {
-    modules: Vec<Arc<CudaModule>>,
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    shared_limit: i32,
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
 }
 
@@ -48,26 +49,42 @@ impl Kernels {
         if !runs_on(sm, BUILT_ARCHS) {
             return Err(Error::UnsupportedArch { sm, built: BUILT_ARCHS });
         }
-        let load = |(_, image): &(&str, &[u8])| {
-            context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver)
+        let load = |(name, image): &(&'static str, &[u8])| {
+            Ok((*name, context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver)?))
         };
-        let modules = FATBINS.iter().map(load).collect::<Result<Vec<_>>>()?;
-        let kernels = Arc::new(Self { modules, functions: Mutex::default() });
+        let modules = FATBINS.iter().map(load).collect::<Result<HashMap<_, _>>>()?;
+        let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared_limit = context.attribute(limit).map_err(driver)?;
+        let kernels = Arc::new(Self { modules, shared_limit, functions: Mutex::default() });
         registry().lock().expect("no holder of this lock panics").insert(key, kernels.clone());
         Ok(kernels)
     }
 
-    /// The entry point `symbol`.
-    pub fn function(&self, op: &'static str, symbol: &'static str) -> Result<CudaFunction> {
+    /// The entry point `symbol` of `image` (room/file), allowed all the shared memory that a block of this device may have. The
+    /// allowance belongs to the function, which every stream and thread shares, so it is set once.
+    pub fn function(&self, op: &'static str, image: &str, symbol: &'static str) -> Result<CudaFunction> {
         let mut functions = self.functions.lock().expect("no holder of this lock panics");
         if let Some(function) = functions.get(symbol) {
             return Ok(function.clone());
         }
-        let found = self.modules.iter().find_map(|module| module.load_function(symbol).ok());
-        let function =
-            found.ok_or_else(|| Error::Unsupported { op, wanted: symbol.into(), built: BUILT_ARCHS })?;
+        let unsupported = || Error::Unsupported { op, wanted: symbol.into(), built: BUILT_ARCHS };
+        let module = self.modules.get(image).ok_or_else(unsupported)?;
+        let function = module.load_function(symbol).map_err(|_| unsupported())?;
+        let attribute = |which| function.get_attribute(which).map_err(|source| Error::Driver { op, source });
+        let fixed = attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        function
+            .set_attribute(
+                sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.shared_limit - fixed,
+            )
+            .map_err(|source| Error::Driver { op, source })?;
         functions.insert(symbol, function.clone());
         Ok(function)
+    }
+
+    /// Bytes of shared memory that a block of this device may have.
+    pub fn shared_limit(&self) -> usize {
+        self.shared_limit as usize
     }
 }
 

@@ -43,7 +43,7 @@ pub fn forward<T: Element>(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOL)?;
+    let function = Kernels::on(stream.context())?.function(OP, "gates/gates", T::SYMBOL)?;
     let (rows, heads) = (rows as u32, v_heads as u32);
     let config = LaunchConfig {
         grid_dim: ((rows * heads).div_ceil(128), 1, 1),

@@ -68,7 +68,7 @@ pub fn verify<T: Element>(
     if batch.rows() == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[0])?;
+    let function = Kernels::on(stream.context())?.function(OP, "tree_conv/conv", T::SYMBOLS[0])?;
     let channels = dims.channels as u32;
     let mut launch = stream.launch_builder(&function);
     launch.arg(&channels).arg(&x).arg(&weight).arg(&conv_state).arg(&tree.parents).arg(&tree.sequence);
@@ -100,7 +100,7 @@ pub fn commit<T: Element>(
     if paths.rows().is_empty() {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[1])?;
+    let function = Kernels::on(stream.context())?.function(OP, "tree_conv/conv", T::SYMBOLS[1])?;
     let channels = dims.channels as u32;
     let mut launch = stream.launch_builder(&function);
     launch

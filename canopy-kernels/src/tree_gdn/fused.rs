@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use crate::cuda::{Kernels, TreeOnDevice};
@@ -137,11 +137,9 @@ pub fn verify<Out: Tier>(
     };
     let at = shape(most, columns).ok_or_else(unsupported)?;
     let shared = shared_bytes::<Out>(tree, most, columns).ok_or_else(unsupported)?;
-    let limit = stream
-        .context()
-        .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-        .map_err(driver)?;
-    if shared > limit as usize {
+    let kernels = Kernels::on(stream.context())?;
+    let limit = kernels.shared_limit();
+    if shared > limit {
         let expected = format!("at most {limit} bytes of shared memory a block on this device");
         return Err(Error::Value { op: OP, arg: "trees", expected, got: format!("{shared} bytes") });
     }
@@ -151,10 +149,7 @@ pub fn verify<Out: Tier>(
         entries: tree.most_entries as u32,
         scale: dims.scale(),
     };
-    let function = Kernels::on(stream.context())?.function(OP, Out::SYMBOLS[at])?;
-    function
-        .set_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32)
-        .map_err(driver)?;
+    let function = kernels.function(OP, "tree_gdn/fused", Out::SYMBOLS[at])?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / columns) as u32, args.v_heads, batch.sequences() as u32),
         block_dim: (SHAPES[at].2, 1, 1),

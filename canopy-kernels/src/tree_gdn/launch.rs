@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys,
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg,
 };
 
 use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
@@ -11,6 +11,7 @@ use crate::error::expect_len;
 use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
 
 const TILE: usize = 32;
+const VERIFY: &str = "tree_gdn/verify";
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -131,8 +132,8 @@ pub fn verify<T: Element>(
         scale: dims.scale(),
     };
     let kernels = Kernels::on(stream.context())?;
-    let gram = kernels.function(OP, T::SYMBOLS[0])?;
-    let solve = kernels.function(OP, T::SYMBOLS[1])?;
+    let gram = kernels.function(OP, VERIFY, T::SYMBOLS[0])?;
+    let solve = kernels.function(OP, VERIFY, T::SYMBOLS[1])?;
     let config = LaunchConfig {
         grid_dim: (args.tiles, args.k_heads, args.batch),
         block_dim: (128, 1, 1),
@@ -145,12 +146,6 @@ pub fn verify<T: Element>(
 
     let padded = max_nodes(batch).next_multiple_of(TILE);
     let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 2 * 256 + padded * 8);
-    solve
-        .set_attribute(
-            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            shared as i32,
-        )
-        .map_err(driver)?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
         block_dim: (256, 1, 1),
@@ -207,7 +202,7 @@ pub fn commit<T: Element>(
         k_heads: dims.k_heads as u32,
         v_heads: dims.v_heads as u32,
     };
-    let function = Kernels::on(stream.context())?.function(OP, T::SYMBOLS[2])?;
+    let function = Kernels::on(stream.context())?.function(OP, "tree_gdn/commit", T::SYMBOLS[2])?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
         block_dim: (256, 1, 1),

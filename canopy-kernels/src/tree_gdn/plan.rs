@@ -117,7 +117,8 @@ impl Plan {
             }
             ends.push((items.len() / 2) as u32);
         }
-        let mut words = vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, tree.max_depth() as u32];
+        let mut words =
+            vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, tree.max_depth() as u32];
         words.extend(&info);
         pad(&mut words, 4);
         words.extend(tiles);
@@ -159,7 +160,10 @@ mod tests {
                     assert_eq!(taken[node], item.from, "node {node} continues where it stopped");
                     let to = if item.to == TO_END { tree.depths()[node] as usize } else { item.to as usize };
                     for &ancestor in &tree.path(node)[item.from..to] {
-                        assert!(before[ancestor] || item.nodes[..place].contains(&ancestor), "{ancestor} before {node}");
+                        assert!(
+                            before[ancestor] || item.nodes[..place].contains(&ancestor),
+                            "{ancestor} before {node}"
+                        );
                     }
                     taken[node] = to;
                     done[node] = item.to == TO_END;
@@ -171,7 +175,11 @@ mod tests {
 
     #[test]
     fn both_schedules_read_finished_nodes_only() {
-        let mut trees = vec![DraftTree::chain(256).unwrap(), DraftTree::chain(1).unwrap(), DraftTree::skewed(2, 40).unwrap()];
+        let mut trees = vec![
+            DraftTree::chain(256).unwrap(),
+            DraftTree::chain(1).unwrap(),
+            DraftTree::skewed(2, 40).unwrap(),
+        ];
         trees.extend((0..40).map(|seed| DraftTree::random(1 + seed * 6, seed as u64).unwrap()));
         trees.push(DraftTree::bole(128, 3).unwrap());
         for tree in &trees {
@@ -183,7 +191,8 @@ mod tests {
     #[test]
     fn a_chain_is_one_run_a_band() {
         let steps = banded_chains(&DraftTree::chain(2 * BAND).unwrap());
-        let shape: Vec<Vec<usize>> = steps.iter().map(|s| s.iter().map(|item| item.nodes.len()).collect()).collect();
+        let shape: Vec<Vec<usize>> =
+            steps.iter().map(|s| s.iter().map(|item| item.nodes.len()).collect()).collect();
         assert_eq!(shape, [vec![BAND], vec![1; BAND], vec![BAND]]);
     }
 

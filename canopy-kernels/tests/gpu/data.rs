@@ -114,7 +114,9 @@ fn errors(what: &str, got: &[f32], truth: &[f64]) -> Result<(f64, f64, f64), Str
 pub fn compare(what: &str, got: &[f32], truth: &[f64]) -> Result<(), String> {
     let (worst, largest, relative) = errors(what, got, truth)?;
     if worst > 1e-4 * largest || relative > 1e-5 {
-        return Err(format!("{what}: max abs {worst:.2e} (largest value {largest:.1}), relative {relative:.2e}"));
+        return Err(format!(
+            "{what}: max abs {worst:.2e} (largest value {largest:.1}), relative {relative:.2e}"
+        ));
     }
     Ok(())
 }

@@ -58,8 +58,10 @@ pub fn run<Out: fused::Tier + Copy>(
     let mut o = stream.clone_htod(&vec![nan; planes * dims.dv]).map_err(text)?;
     let mut u = stream.clone_htod(&vec![f32::NAN; planes * dims.dv]).map_err(text)?;
     let mut g_cum = stream.clone_htod(&vec![f32::NAN; planes]).map_err(text)?;
-    let tree = TreeOnDevice::with_schedule(stream, batch, |tree| schedule.unwrap_or_else(|| Schedule::for_tree(tree)))
-        .map_err(text)?;
+    let tree = TreeOnDevice::with_schedule(stream, batch, |tree| {
+        schedule.unwrap_or_else(|| Schedule::for_tree(tree))
+    })
+    .map_err(text)?;
     let buffers = fused::FusedBuffers {
         qkv: qkv.as_view(),
         gates: gates.as_view(),
@@ -73,7 +75,12 @@ pub fn run<Out: fused::Tier + Copy>(
     Ok(Output { o, u: stream.clone_dtoh(&u).map_err(text)?, g_cum: stream.clone_dtoh(&g_cum).map_err(text)? })
 }
 
-fn tier_a(stream: &Arc<CudaStream>, case: &Case, schedule: Option<Schedule>, columns: usize) -> Result<Output, String> {
+fn tier_a(
+    stream: &Arc<CudaStream>,
+    case: &Case,
+    schedule: Option<Schedule>,
+    columns: usize,
+) -> Result<Output, String> {
     run::<f32>(stream, case, schedule, columns, (f32::NAN, |x| x))
 }
 
@@ -107,7 +114,12 @@ fn check(stream: &Arc<CudaStream>, name: &str, tree: DraftTree, hardness: Hardne
 fn tile_edges(stream: &Arc<CudaStream>) -> Result<(), String> {
     for nodes in (1..=33).chain([63, 64, 65, 127, 128, 129, 255, 256]) {
         if nodes <= 128 {
-            check(stream, &format!("chain of {nodes}"), DraftTree::chain(nodes).map_err(text)?, Hardness::Random)?;
+            check(
+                stream,
+                &format!("chain of {nodes}"),
+                DraftTree::chain(nodes).map_err(text)?,
+                Hardness::Random,
+            )?;
         }
         let tree = DraftTree::random(nodes, nodes as u64).map_err(text)?;
         check(stream, &format!("random tree of {nodes}"), tree, Hardness::Random)?;
@@ -131,7 +143,12 @@ fn hard(stream: &Arc<CudaStream>) -> Result<(), String> {
         let tree = DraftTree::chain(nodes).map_err(text)?;
         check(stream, &format!("nearly equal keys, chain of {nodes}"), tree, Hardness::EqualKeys)?;
     }
-    check(stream, "nearly equal keys, Bole's shape", DraftTree::bole(64, 5).map_err(text)?, Hardness::EqualKeys)?;
+    check(
+        stream,
+        "nearly equal keys, Bole's shape",
+        DraftTree::bole(64, 5).map_err(text)?,
+        Hardness::EqualKeys,
+    )?;
     check(stream, "g alternates 0 and -20", DraftTree::chain(64).map_err(text)?, Hardness::Decay)
 }
 
@@ -145,8 +162,11 @@ fn same(what: &str, a: &[f32], b: &[f32]) -> Result<(), String> {
 
 fn invariant(stream: &Arc<CudaStream>) -> Result<(), String> {
     let dims = small();
-    let trees: Vec<DraftTree> =
-        [7, 21, 1, 64, 100].iter().map(|&n| DraftTree::random(n, n as u64)).collect::<Result<_, _>>().map_err(text)?;
+    let trees: Vec<DraftTree> = [7, 21, 1, 64, 100]
+        .iter()
+        .map(|&n| DraftTree::random(n, n as u64))
+        .collect::<Result<_, _>>()
+        .map_err(text)?;
     let batch = TreeBatch::new(trees, vec![3, 0, 4, 1, 2]).map_err(text)?;
     let case = Case::new(dims, batch, 5, Hardness::Random, round_bf16, 5);
     let plane = dims.v_heads * dims.dv;

@@ -33,7 +33,8 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let tests: Vec<(&str, Check)> = gdn::TESTS.iter().chain(fused::TESTS).chain(conv::TESTS).copied().collect();
+    let tests: Vec<(&str, Check)> =
+        gdn::TESTS.iter().chain(fused::TESTS).chain(conv::TESTS).copied().collect();
     let trials = tests.into_iter().map(|(name, check)| {
         let device = device.clone();
         let ignored = device.is_err();
