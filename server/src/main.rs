@@ -14,6 +14,10 @@ use canopy_server::{pair, serve, shutdown};
 /// Exit code after a second signal, as shells have it for Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
+/// A pass allocates and frees its activations; this allocator keeps their pages.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let args = match config::parse(std::env::args_os()) {
         Ok(args) => args,

@@ -122,25 +122,27 @@ impl DFlash {
         requests: &[DraftRequest],
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Vec<Tensor>> {
-        self.run(requests, true, observe)
+        self.run(requests, self.config.block_size, true, observe)
     }
 
-    /// With `all_rows` the last layer computes and shows every row, otherwise the wanted ones alone.
+    /// Blocks of `rows` rows. With `all_rows` the last layer computes and shows every row, otherwise the wanted ones
+    /// alone.
     fn run(
         &self,
         requests: &[DraftRequest],
+        rows: usize,
         all_rows: bool,
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Vec<Tensor>> {
-        self.check_requests(requests)?;
-        let wanted = self.wanted(requests);
+        self.check_requests(requests, rows)?;
+        let wanted = wanted(requests, rows);
         if wanted.is_empty() {
             return self.split(requests, None);
         }
         let kept = Some(wanted.as_slice());
         let normed = match all_rows {
-            true => keep(self.block(requests, None, observe)?, kept)?,
-            false => self.block(requests, kept, observe)?,
+            true => keep(self.block(requests, rows, None, observe)?, kept)?,
+            false => self.block(requests, rows, kept, observe)?,
         };
         self.split(requests, Some(self.head.logits(&normed)?))
     }
@@ -161,34 +163,34 @@ impl DFlash {
         }
     }
 
-    fn check_requests(&self, requests: &[DraftRequest]) -> Result<()> {
+    fn check_requests(&self, requests: &[DraftRequest], rows: usize) -> Result<()> {
+        if !(1..=self.config.block_size).contains(&rows) {
+            let expected = format!("1 to block_size = {}", self.config.block_size);
+            return Err(Error::Request { field: "rows", expected, got: rows.to_string() });
+        }
         for request in requests {
-            if request.horizon > self.config.horizon() {
-                let expected = format!("at most block_size - 1 = {}", self.config.horizon());
+            if request.horizon >= rows {
+                let name = if rows == self.config.block_size { "block_size" } else { "rows" };
+                let expected = format!("at most {name} - 1 = {}", rows - 1);
                 return Err(Error::Request { field: "horizon", expected, got: request.horizon.to_string() });
             }
         }
         Ok(())
     }
 
-    /// The rows of every block whose logits are asked for, (first, count), blocks without any left out.
-    fn wanted(&self, requests: &[DraftRequest]) -> Vec<(usize, usize)> {
-        let rows = requests.iter().enumerate().filter(|(_, request)| request.horizon > 0);
-        rows.map(|(index, request)| (index * self.config.block_size + 1, request.horizon)).collect()
-    }
-
-    /// The block rows of all requests through all layers and the final norm, `[requests * block_size, hidden]`; the
+    /// The block rows of all requests through all layers and the final norm, `[requests * block_rows, hidden]`; the
     /// last layer's of the `kept` rows alone.
     fn block(
         &self,
         requests: &[DraftRequest],
+        block_rows: usize,
         kept: Kept<'_>,
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Tensor> {
         let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
-        let (rows, blocks) = self.cache.place_blocks(&slots)?;
+        let (rows, blocks) = self.cache.place_blocks(&slots, block_rows)?;
         let positions = rows.positions();
-        let masks = std::iter::repeat_n(self.config.mask_token, self.config.horizon());
+        let masks = std::iter::repeat_n(self.config.mask_token, block_rows - 1);
         let tokens: Vec<u32> =
             requests.iter().flat_map(|request| std::iter::once(request.root).chain(masks.clone())).collect();
         let block = Block { rows: &rows, blocks: &blocks, positions: &positions };
@@ -220,6 +222,12 @@ impl DFlash {
         };
         requests.iter().map(&mut take).collect()
     }
+}
+
+/// The rows of every block of `rows` whose logits are asked for, (first, count), blocks without any left out.
+fn wanted(requests: &[DraftRequest], rows: usize) -> Vec<(usize, usize)> {
+    let asked = requests.iter().enumerate().filter(|(_, request)| request.horizon > 0);
+    asked.map(|(index, request)| (index * rows + 1, request.horizon)).collect()
 }
 
 impl Drafter for DFlash {
@@ -268,7 +276,11 @@ impl Drafter for DFlash {
     }
 
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>> {
-        pool::run(|| self.run(requests, false, &mut |_, _| {}))
+        self.draft_rows(requests, self.config.block_size)
+    }
+
+    fn draft_rows(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
+        pool::run(|| self.run(requests, rows, false, &mut |_, _| {}))
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

@@ -111,12 +111,12 @@ impl ContextCache {
         self.place(rows, self.block_size)
     }
 
-    /// Where a block's rows go.
-    pub(super) fn place_blocks(&self, slots: &[usize]) -> Result<(Rows, DraftBlocks)> {
-        let rows: Vec<(usize, usize)> = slots.iter().map(|&slot| (slot, self.block_size)).collect();
+    /// Where blocks of `block_rows` rows go.
+    pub(super) fn place_blocks(&self, slots: &[usize], block_rows: usize) -> Result<(Rows, DraftBlocks)> {
+        let rows: Vec<(usize, usize)> = slots.iter().map(|&slot| (slot, block_rows)).collect();
         let rows = self.place(&rows, 0)?;
         let (slots, context_lens) = (rows.slots.clone(), rows.starts.clone());
-        Ok((rows, DraftBlocks { block_size: self.block_size, slots, context_lens }))
+        Ok((rows, DraftBlocks { block_size: block_rows, slots, context_lens }))
     }
 
     /// The pool of a layer.

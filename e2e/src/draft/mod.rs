@@ -46,6 +46,13 @@ pub trait Drafter: Send {
     }
     /// Logits `[horizon, vocab]` f32 for depths 1..=horizon, one tensor per request.
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Tensor>>;
+    /// [`Self::draft`] with blocks of only `rows` rows, the root and `rows - 1` drafted positions: cheaper, and as a
+    /// rule less sure, since the drafter was trained on whole blocks. A drafter that knows one length only draws whole
+    /// blocks. Horizons are at most `rows - 1`.
+    fn draft_rows(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
+        let _ = rows;
+        self.draft(requests)
+    }
     /// Saves a slot's context.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved context into a slot.

@@ -35,6 +35,10 @@ enum Command {
     Tree(tree::Args),
 }
 
+/// A pass allocates and frees its activations; this allocator keeps their pages.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // A negative number is a value, so that its refusal names the flag and the range.
     let numbers = |arg: clap::Arg| {
