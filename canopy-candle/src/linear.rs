@@ -184,10 +184,18 @@ impl CustomOp1 for Product<'_> {
         let lens = self.outputs.iter().map(|out| rows * out).collect::<Vec<_>>();
         let dtype = x.dtype();
         let x = values(arg(OP, "x"), x, layout)?;
-        let mut pack = vec![0f32; planes::elem_count(&lens)];
-        let mut planes = PlanesMut::new(&mut pack);
-        let mut outs = lens.iter().map(|&len| planes.take(len)).collect::<Vec<_>>();
-        kernel::forward(self.weight, &x, &mut outs).wrap()?;
+        let count = planes::elem_count(&lens);
+        let mut pack = Vec::with_capacity(count);
+        let mut planes = PlanesMut::new(&mut pack.spare_capacity_mut()[..count]);
+        let take = |&len: &usize| {
+            let (gap, plane) = planes.take_after_gap(len);
+            gap.iter_mut().for_each(|element| _ = element.write(0f32));
+            plane
+        };
+        let outs = lens.iter().map(take).collect();
+        kernel::forward_into(self.weight, &x, outs).wrap()?;
+        // SAFETY: `count` elements fit; the planes are initialised by the product, the gaps between them above.
+        unsafe { pack.set_len(count) };
         let shape = pack.len().into();
         Ok((storage_from(pack, dtype), shape))
     }

@@ -28,24 +28,29 @@ pub(crate) fn ranges<const P: usize>(lens: [usize; P]) -> [Range<usize>; P] {
 }
 
 /// Hands out the planes of a pack for writing, in order.
-pub(crate) struct PlanesMut<'a> {
-    rest: &'a mut [f32],
+pub(crate) struct PlanesMut<'a, T = f32> {
+    rest: &'a mut [T],
     end: usize,
 }
 
-impl<'a> PlanesMut<'a> {
+impl<'a, T> PlanesMut<'a, T> {
     /// Starts at the pack's first plane.
-    pub fn new(pack: &'a mut [f32]) -> Self {
+    pub fn new(pack: &'a mut [T]) -> Self {
         Self { rest: pack, end: 0 }
     }
 
     /// The next plane.
-    pub fn take(&mut self, len: usize) -> &'a mut [f32] {
+    pub fn take(&mut self, len: usize) -> &'a mut [T] {
+        self.take_after_gap(len).1
+    }
+
+    /// The unused elements before the next plane, and the plane.
+    pub fn take_after_gap(&mut self, len: usize) -> (&'a mut [T], &'a mut [T]) {
         let plane = after(self.end, len);
         let (head, rest) = std::mem::take(&mut self.rest).split_at_mut(plane.end - self.end);
         let skipped = plane.start - self.end;
         (self.rest, self.end) = (rest, plane.end);
-        &mut head[skipped..]
+        head.split_at_mut(skipped)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
-use rayon::prelude::*;
 
 mod lanes;
 
@@ -82,13 +81,14 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self);
 }
 
-/// Multiply-adds below which one thread does a whole call.
-const PARALLEL_FROM: usize = 1 << 19;
+/// Multiply-adds below which one thread does a whole call. One row of a model's states is as much as this: they come
+/// from beyond the second-level cache, and two threads read them twice as fast.
+const PARALLEL_FROM: usize = 1 << 16;
 
 /// [`dispatch`] of independent tasks that need `multiply_adds` together, over the current rayon pool where it pays.
 pub(crate) fn dispatch_all<K: Kernel + Send>(tasks: Vec<K>, multiply_adds: usize) {
-    if multiply_adds >= PARALLEL_FROM && tasks.len() > 1 && rayon::current_num_threads() > 1 {
-        tasks.into_par_iter().for_each(dispatch);
+    if multiply_adds >= PARALLEL_FROM {
+        team::for_all(tasks.into_iter(), dispatch);
     } else {
         tasks.into_iter().for_each(dispatch);
     }

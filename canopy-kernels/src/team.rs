@@ -1,6 +1,7 @@
 //! One op's pieces over the threads of the current rayon pool.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Calls `work(piece)` once for every piece of `0..pieces`, on whichever threads are free, and returns when all are
 /// done. Each thread walks through a run of neighbours, which reads memory in order, then helps in the others' runs.
@@ -22,6 +23,21 @@ pub(crate) fn for_each(pieces: usize, work: impl Fn(usize) + Sync) {
     together(threads - 1, &walk);
 }
 
+/// Calls `work(item)` once for every item.
+pub(crate) fn for_all<T: Send>(items: impl Iterator<Item = T>, work: impl Fn(T) + Sync) {
+    let items: Vec<_> = items.map(|item| Mutex::new(Some(item))).collect();
+    for_each(items.len(), |index| {
+        let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        item.into_iter().for_each(&work);
+    });
+}
+
+/// Elements of the pieces in which `len` elements are shared out, whole units of `unit`, of at least `least` elements
+/// so that a piece is worth another thread's attention.
+pub(crate) fn piece(len: usize, unit: usize, least: usize) -> usize {
+    len.div_ceil(rayon::current_num_threads()).max(least).next_multiple_of(unit)
+}
+
 /// Runs `work` here and offers it to `helpers` other threads.
 fn together(helpers: usize, work: &(impl Fn() + Sync)) {
     match helpers {
@@ -33,6 +49,14 @@ fn together(helpers: usize, work: &(impl Fn() + Sync)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_item_is_taken_once() {
+        let mut data = vec![0u8; 100];
+        for_all(data.chunks_mut(piece(100, 8, 16)), |chunk| chunk.iter_mut().for_each(|x| *x += 1));
+        assert_eq!(data, [1; 100]);
+        assert!(piece(100, 8, 16).is_multiple_of(8) && piece(100, 8, 200) >= 100);
+    }
 
     #[test]
     fn every_piece_runs_once() {

@@ -5,10 +5,13 @@ use std::ops::Range;
 use super::rotary;
 use crate::error::expect_len;
 use crate::math::{mul_add, sigmoid, silu, vectorised};
-use crate::{AttnDims, Error, Result};
+use crate::{AttnDims, Error, Result, team};
 
 /// Partial sums of a mean square; their number is part of the result's bits.
 const LANES: usize = 16;
+
+/// Elements that one thread takes at least.
+const PIECE: usize = 1 << 11;
 
 /// An RMSNorm's weight and how it multiplies.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +128,9 @@ pub fn gated_rms_norm(norm: Norm<'_>, o: &[f32], z: &[f32], out: &mut [f32]) -> 
     let heads = rows_of(op, "o", o.len(), width)?;
     expect_len(op, "z", &[heads, width], z.len())?;
     expect_len(op, "out", &[heads, width], out.len())?;
-    gated_norm_rows(norm, o, z, out);
+    let piece = team::piece(out.len(), width, PIECE);
+    let parts = o.chunks(piece).zip(z.chunks(piece)).zip(out.chunks_mut(piece));
+    team::for_all(parts, |((o, z), out)| gated_norm_rows(norm, o, z, out));
     Ok(())
 }
 
@@ -143,7 +148,9 @@ fn gated_norm_rows_body<const FMA: bool>(norm: Norm<'_>, o: &[f32], z: &[f32], o
 pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<()> {
     expect_len("swiglu", "up", &[gate.len()], up.len())?;
     expect_len("swiglu", "out", &[gate.len()], out.len())?;
-    swiglu_all(gate, up, out);
+    let piece = team::piece(out.len(), LANES, PIECE);
+    let parts = gate.chunks(piece).zip(up.chunks(piece)).zip(out.chunks_mut(piece));
+    team::for_all(parts, |((gate, up), out)| swiglu_all(gate, up, out));
     Ok(())
 }
 
@@ -203,7 +210,15 @@ pub fn qk_norm_rope(
     k: &mut [f32],
 ) -> Result<()> {
     args.check(q_proj, k_proj, q, k)?;
-    rotated_heads(&args, q_proj, k_proj, q, k);
+    let (dims, d) = (args.dims, args.dims.head_dim);
+    let (q_width, k_width) = (dims.q_width(), dims.kv_width());
+    let rows = team::piece(args.positions.len() * q_width, q_width, PIECE) / q_width;
+    let q_stride = if args.gated { 2 * d } else { d };
+    let inputs = q_proj.chunks(rows * dims.q_heads * q_stride).zip(k_proj.chunks(rows * k_width));
+    let outs = q.chunks_mut(rows * q_width).zip(k.chunks_mut(rows * k_width));
+    team::for_all(args.positions.chunks(rows).zip(inputs).zip(outs), |((positions, (q_proj, k_proj)), (q, k))| {
+        rotated_heads(&QkNormRope { positions, ..args }, q_proj, k_proj, q, k);
+    });
     Ok(())
 }
 
@@ -257,7 +272,9 @@ pub fn attn_gate(dims: AttnDims, attn: &[f32], q_proj: &[f32], out: &mut [f32]) 
     let rows = rows_of(op, "attn", attn.len(), dims.q_width())?;
     expect_len(op, "q_proj", &[rows, dims.q_heads, 2 * d], q_proj.len())?;
     expect_len(op, "out", &[rows, dims.q_heads, d], out.len())?;
-    gated_heads(d, attn, q_proj, out);
+    let piece = team::piece(out.len(), d, PIECE);
+    let parts = attn.chunks(piece).zip(q_proj.chunks(2 * piece)).zip(out.chunks_mut(piece));
+    team::for_all(parts, |((attn, q_proj), out)| gated_heads(d, attn, q_proj, out));
     Ok(())
 }
 

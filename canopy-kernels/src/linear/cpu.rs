@@ -1,5 +1,7 @@
 //! CPU forward over packed weights.
 
+use std::mem::MaybeUninit;
+
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 pub use super::pack::PackedWeight;
@@ -62,6 +64,15 @@ pub fn forward(weight: &PackedWeight, x: &[f32], outs: &mut [&mut [f32]]) -> Res
     unsafe { forward_on(Isa::detect(), weight, x, outs) }
 }
 
+/// [`forward`] into buffers that need not be initialised; on success every element of them is.
+///
+/// # Errors
+/// Those of [`forward`].
+pub fn forward_into(weight: &PackedWeight, x: &[f32], outs: Vec<&mut [MaybeUninit<f32>]>) -> Result<()> {
+    // SAFETY: the CPU has what it was asked for.
+    unsafe { product(Isa::detect(), weight, x, outs) }
+}
+
 /// [`forward`] with the given tiles.
 ///
 /// # Safety
@@ -71,6 +82,25 @@ pub(super) unsafe fn forward_on(
     weight: &PackedWeight,
     x: &[f32],
     outs: &mut [&mut [f32]],
+) -> Result<()> {
+    let uninit = |out: &mut &mut [f32]| {
+        // SAFETY: a product writes numbers only, so the elements stay initialised.
+        unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), out.len()) }
+    };
+    let outs = outs.iter_mut().map(uninit).collect();
+    // SAFETY: the caller's promise.
+    unsafe { product(isa, weight, x, outs) }
+}
+
+/// [`forward_into`] with the given tiles.
+///
+/// # Safety
+/// As [`forward_on`].
+unsafe fn product(
+    isa: Isa,
+    weight: &PackedWeight,
+    x: &[f32],
+    mut outs: Vec<&mut [MaybeUninit<f32>]>,
 ) -> Result<()> {
     let op = "linear";
     let inputs = weight.inputs();

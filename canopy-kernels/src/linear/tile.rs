@@ -1,6 +1,7 @@
 //! The walk of register tiles over panels, inputs and rows.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::K_SPAN;
@@ -50,7 +51,7 @@ pub(super) struct Output<'a> {
     base: *mut f32,
     len: usize,
     width: usize,
-    life: PhantomData<&'a mut [f32]>,
+    life: PhantomData<&'a mut [MaybeUninit<f32>]>,
 }
 
 // SAFETY: threads write through `slot`, whose caller promises disjoint elements.
@@ -59,20 +60,16 @@ unsafe impl Send for Output<'_> {}
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    pub(super) fn new(buffer: &'a mut [f32], width: usize) -> Self {
-        Self { base: buffer.as_mut_ptr(), len: buffer.len(), width, life: PhantomData }
+    /// A buffer that need not be initialised: a product writes every element before it reads it.
+    pub(super) fn new(buffer: &'a mut [MaybeUninit<f32>], width: usize) -> Self {
+        Self { base: buffer.as_mut_ptr().cast(), len: buffer.len(), width, life: PhantomData }
     }
 
-    /// The outputs of one panel and row.
-    ///
-    /// # Safety
-    /// No other live reference covers them.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn slot(&self, row: usize, place: &PanelPlace) -> &mut [f32] {
+    /// The outputs of one panel and row, `place.width` of them inside the buffer.
+    fn slot(&self, row: usize, place: &PanelPlace) -> *mut f32 {
         let start = row * self.width + place.column;
         assert!(place.column + place.width <= self.width && start + place.width <= self.len);
-        // SAFETY: inside the buffer (asserted), and not aliased (the caller's promise).
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), place.width) }
+        self.base.wrapping_add(start)
     }
 }
 
@@ -150,16 +147,15 @@ impl<S: Step> Job<'_, S> {
             len: inputs.len(),
             sums,
         };
-        // SAFETY: this thread owns these panels' outputs, and the slice is dropped before the next.
-        let slot = |r: usize, p: usize| unsafe {
+        let slot = |r: usize, p: usize| {
             let place = &self.places[first + p * stride];
-            self.outs[place.part].slot(rows.start + r, place)
+            (self.outs[place.part].slot(rows.start + r, place), place.width)
         };
         let add = inputs.start > 0;
         let whole = |p: usize| !add && self.places[first + p * stride].width == PANEL;
         for (r, p) in (0..rows.len()).flat_map(|r| (0..count).map(move |p| (r, p))) {
             if whole(p) {
-                span.sums[r * count + p] = slot(r, p).as_mut_ptr().cast();
+                span.sums[r * count + p] = slot(r, p).0.cast();
             }
         }
         // SAFETY: the CPU has the instructions (the caller's promise); what the span reads lies in both buffers
@@ -167,16 +163,26 @@ impl<S: Step> Job<'_, S> {
         unsafe { self.kernels.0[rows.len() - 1][count - 1](&span) };
         for (r, p) in (0..rows.len()).flat_map(|r| (0..count).map(move |p| (r, p))) {
             if !whole(p) {
-                keep(slot(r, p), &scratch[r * count + p], add);
+                let (out, width) = slot(r, p);
+                // SAFETY: `slot` is inside the buffer, this thread owns these panels' outputs, and the span before wrote
+                // what is added to.
+                unsafe { keep(out, &scratch[r * count + p][..width], add) };
             }
         }
     }
 }
 
 /// Writes one panel's outputs of one row, or adds them to the spans before.
+///
+/// # Safety
+/// `out` may be written for as many elements as there are sums, by this thread alone, and read if `add`.
 #[inline(always)]
-fn keep(out: &mut [f32], sums: &[f32; PANEL], add: bool) {
-    for (out, sum) in out.iter_mut().zip(sums) {
-        *out = if add { *out + sum } else { *sum };
+unsafe fn keep(out: *mut f32, sums: &[f32], add: bool) {
+    for (index, &sum) in sums.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let out = out.add(index);
+            out.write(if add { out.read() + sum } else { sum });
+        }
     }
 }

@@ -1,15 +1,13 @@
 //! CPU forward.
 
-use rayon::prelude::*;
-
 use crate::error::{expect_len, expect_pool};
 use crate::math::{mul_add, silu, vectorised};
-use crate::{AcceptedPaths, ConvDims, DraftTree, Error, Result, TreeBatch};
+use crate::{AcceptedPaths, ConvDims, DraftTree, Error, Result, TreeBatch, team};
 
 /// Channels whose taps are held transposed at a time: they and a row's four sources stay in the L1 cache.
 const CHANNELS: usize = 128;
-/// Fewer elements than this are done before another thread has woken.
-const PARALLEL_ELEMENTS: usize = 1 << 16;
+/// Elements that one thread takes at least.
+const PIECE: usize = 1 << 11;
 
 /// The raw rows under taps 0 to 3 of one output row.
 type Sources<'a> = [&'a [f32]; ConvDims::WIDTH];
@@ -40,13 +38,9 @@ pub fn verify(
         let state = slot.map(|slot| &conv_state[slot * dims.state_len()..][..dims.state_len()]);
         sources.extend((0..tree.len()).map(|node| state.map(|state| taps(dims, tree, node, x, state))));
     }
-    if out.len() < PARALLEL_ELEMENTS {
-        convolve(weight, &sources, out);
-    } else {
-        let rows = rows.div_ceil(rayon::current_num_threads());
-        let parts = sources.par_chunks(rows).zip(out.par_chunks_mut(rows * channels));
-        parts.for_each(|(sources, out)| convolve(weight, sources, out));
-    }
+    let piece = team::piece(out.len(), channels, PIECE);
+    let parts = sources.chunks(piece / channels).zip(out.chunks_mut(piece));
+    team::for_all(parts, |(sources, out)| convolve(weight, sources, out));
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use canopy_kernels::DraftTree;
 
 use super::CostCurve;
-use super::auto::{Tuner, draft_load};
+use super::auto::{Tuner, block_lengths, draft_load};
 use crate::Result;
 use crate::draft::{DraftRequest, Drafter};
 use crate::target::{LogitRows, Target, VerifyStream};
@@ -15,7 +15,7 @@ const VERIFY_PER_ROW: f64 = 0.05;
 /// Cost of one more unit of draft load relative to the first.
 const DRAFT_PER_LOAD: f64 = 0.02;
 /// Rows of the timed passes.
-const ROWS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64];
 /// No further size is timed once this much time is spent.
 const TIME: Duration = Duration::from_millis(120);
 /// Passes per size; the fastest counts.
@@ -31,8 +31,10 @@ pub(super) fn tuner(
 ) -> Result<Tuner> {
     let block_size = drafter.as_ref().map_or(1, |drafter| drafter.block_size());
     let (mut verify, mut draft) = (None, None);
-    if let Some(drafter) = drafter.filter(|_| measure) {
+    if measure {
         verify = CostCurve::through(&time_verify(target)?, VERIFY_PER_ROW);
+    }
+    if let Some(drafter) = drafter.filter(|_| measure) {
         draft = CostCurve::through(&time_draft(target, drafter)?, DRAFT_PER_LOAD);
     }
     let verify = verify.unwrap_or_else(|| CostCurve::shape(VERIFY_PER_ROW));
@@ -78,21 +80,19 @@ fn time_verify(target: &mut dyn Target) -> Result<Vec<(usize, f64)>> {
 fn time_draft(target: &mut dyn Target, drafter: &mut dyn Drafter) -> Result<Vec<(usize, f64)>> {
     let context = CONTEXT.min(target.context_len() - 1).max(1);
     let streams = pass(DraftTree::chain(context)?);
-    let horizon = drafter.block_size().saturating_sub(1);
     let mut points = Vec::new();
     if let Some(features) = target.verify(&streams)?.features {
         target.commit(&[(0..context).collect()])?;
         drafter.extend(0, &features)?;
-        let mut horizons = vec![horizon.div_ceil(4), horizon];
-        horizons.dedup();
-        for horizon in horizons.into_iter().filter(|&horizon| horizon > 0) {
+        for rows in block_lengths(drafter.block_size()).into_iter().filter(|&rows| rows > 1) {
+            let horizon = rows - 1;
             let mut fastest = f64::INFINITY;
             for _ in 0..REPEATS {
                 let call = Instant::now();
-                drafter.draft(&[DraftRequest { slot: 0, root: 0, horizon }])?;
+                drafter.draft_rows(&[DraftRequest { slot: 0, root: 0, horizon }], rows)?;
                 fastest = fastest.min(call.elapsed().as_secs_f64());
             }
-            points.push((draft_load(drafter.block_size(), horizon), fastest));
+            points.push((draft_load(rows, horizon), fastest));
         }
     }
     drafter.reset(0)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 use canopy_kernels::DraftTree;
 
-use super::auto::{Candidate, Fixed, draft_load};
+use super::auto::{Candidate, Choice, Fixed, Lookup, draft_load};
 use super::choose::Rules;
 use super::stream::joined;
 use super::{Engine, Mode, StageTimes, Stream};
@@ -27,11 +27,18 @@ pub(super) enum Rows {
     /// A chunk of its prompt.
     Prompt(usize),
     /// A draft tree, possibly the root alone.
-    Tree {
-        tree: CandidateTree,
-        /// The drafter ran for it.
-        drafted: bool,
-    },
+    Tree { tree: CandidateTree, source: Source },
+}
+
+/// Where a tree's nodes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// There are none but the root.
+    Plain,
+    /// The stream's own text, after a match of so many tokens.
+    Lookup { matched: usize },
+    /// The drafter, in a block of so many rows of which so many depths were wanted.
+    Drafter { block_rows: usize, horizon: usize },
 }
 
 /// One stream's part of a round.
@@ -88,18 +95,35 @@ struct Draft {
     horizon: usize,
     budget: usize,
     mode: Mode,
+    /// Rows of its block.
+    block_rows: usize,
+}
+
+/// A stream that drafts nothing, or a chain that is looked up.
+struct Undrafted {
+    index: usize,
+    root: u32,
+    lookup: Option<Lookup>,
+}
+
+impl Undrafted {
+    fn rows(self) -> Result<Rows> {
+        let Some(Lookup { matched, tokens, .. }) = self.lookup else {
+            return Ok(Rows::Tree { tree: CandidateTree::root_only(self.root)?, source: Source::Plain });
+        };
+        let options = BuildOptions { budget: tokens.len(), top_k: 1 };
+        let tree = chain_from(&Marginals::chain(tokens), self.root, options)?;
+        Ok(Rows::Tree { tree, source: Source::Lookup { matched } })
+    }
 }
 
 impl Engine {
     /// Plans a round: prompt chunks, drafts and trees.
     pub(super) fn plan(&mut self, times: &mut StageTimes) -> Result<Plan> {
         let mut plan = Plan { work: self.prompt_chunks(), ..Plan::default() };
-        let (drafts, plain) = self.wanted_drafts();
-        for (index, root) in plain {
-            plan.work.push(Work {
-                index,
-                rows: Rows::Tree { tree: CandidateTree::root_only(root)?, drafted: false },
-            });
+        let (drafts, undrafted) = self.wanted_drafts();
+        for stream in undrafted {
+            plan.work.push(Work { index: stream.index, rows: stream.rows()? });
         }
         if !drafts.is_empty() {
             self.draft(drafts, &mut plan, times)?;
@@ -116,41 +140,60 @@ impl Engine {
         shares.into_iter().enumerate().filter(|&(_, count)| count > 0).map(chunk).collect()
     }
 
-    /// The drafts of this round, and `(index, root)` of the streams that verify their root alone.
-    fn wanted_drafts(&mut self) -> (Vec<Draft>, Vec<(usize, u32)>) {
-        let (mut drafts, mut plain) = (Vec::new(), Vec::new());
-        let block_size = self.drafter.as_ref().map_or(1, |drafter| drafter.block_size());
+    /// The drafts of this round, and the streams without one.
+    fn wanted_drafts(&mut self) -> (Vec<Draft>, Vec<Undrafted>) {
+        let (mut drafts, mut auto, mut undrafted) = (Vec::new(), Vec::new(), Vec::new());
+        let block_rows = self.drafter.as_ref().map_or(1, |drafter| drafter.block_size());
         for (index, stream) in self.running.iter().enumerate() {
             let Some(root) = stream.root else { continue };
-            let Speculated { mode, horizon, budget } = self.speculated(stream, block_size);
+            let Speculated { mode, horizon, budget } = self.speculated(stream, block_rows);
+            let draft = Draft { index, root, horizon, budget, mode, block_rows };
             match horizon.min(budget) {
-                0 => plain.push((index, root)),
-                _ => drafts.push(Draft { index, root, horizon, budget, mode }),
+                _ if mode == Mode::Auto => auto.push(draft),
+                0 => undrafted.push(Undrafted { index, root, lookup: None }),
+                _ => drafts.push(draft),
             }
         }
-        let (auto, mut chosen): (Vec<Draft>, Vec<Draft>) =
-            drafts.into_iter().partition(|d| d.mode == Mode::Auto);
         if !auto.is_empty() {
-            let fixed = Fixed {
-                rows: plain.len() + auto.len() + chosen.iter().map(|d| d.budget + 1).sum::<usize>(),
-                tokens: (plain.len() + auto.len() + chosen.len()) as f64,
-                draft_load: chosen.iter().map(|d| draft_load(block_size, d.horizon)).sum(),
-            };
-            let candidate = |draft: &Draft| Candidate {
-                tuning: &self.running[draft.index].tuning,
-                horizon: draft.horizon,
+            self.choose(auto, &mut drafts, &mut undrafted);
+        }
+        (drafts, undrafted)
+    }
+
+    /// Spreads the auto streams over `drafts` and `undrafted`.
+    fn choose(&mut self, auto: Vec<Draft>, drafts: &mut Vec<Draft>, undrafted: &mut Vec<Undrafted>) {
+        let fixed = Fixed {
+            rows: undrafted.len() + auto.len() + drafts.iter().map(|d| d.budget + 1).sum::<usize>(),
+            tokens: (undrafted.len() + auto.len() + drafts.len()) as f64,
+            draft_load: drafts.iter().map(|d| draft_load(d.block_rows, d.horizon)).sum(),
+        };
+        let mut streams: Vec<_> = self.running.iter_mut().collect();
+        // Both lists are in the order of the streams.
+        let mut wanted = auto.iter().peekable();
+        let mut candidates = Vec::with_capacity(auto.len());
+        for (index, stream) in streams.iter_mut().enumerate() {
+            let Some(draft) = wanted.next_if(|draft| draft.index == index) else { continue };
+            let depth = stream.left().saturating_sub(1);
+            candidates.push(Candidate {
+                tuning: &stream.tuning,
+                history: &mut stream.history,
+                horizon: draft.horizon.min(draft.budget),
+                depth,
                 budget: draft.budget,
-            };
-            let candidates: Vec<_> = auto.iter().map(candidate).collect();
-            let drafting = self.tuner.drafting(&candidates, fixed);
-            for (draft, drafting) in auto.into_iter().zip(drafting) {
-                match drafting {
-                    true => chosen.push(draft),
-                    false => plain.push((draft.index, draft.root)),
+            });
+        }
+        let choices = self.tuner.choose(&mut candidates, fixed);
+        for (draft, choice) in auto.into_iter().zip(choices.streams) {
+            let Draft { index, root, .. } = draft;
+            match choice {
+                Choice::Plain => undrafted.push(Undrafted { index, root, lookup: None }),
+                Choice::Lookup(lookup) => undrafted.push(Undrafted { index, root, lookup: Some(lookup) }),
+                Choice::Draft => {
+                    let block_rows = choices.block_rows;
+                    drafts.push(Draft { horizon: draft.horizon.min(block_rows - 1), block_rows, ..draft });
                 }
             }
         }
-        (chosen, plain)
     }
 
     /// A stream's mode, depths to draft and most nodes in its next round.
@@ -161,12 +204,12 @@ impl Engine {
             Mode::Ar => (0, 0),
             Mode::Chain => (depth, budget.unwrap_or(depth)),
             Mode::Tree => (depth, budget.unwrap_or(self.config.default_budget)),
-            Mode::Auto => (stream.tuning.horizon(depth), budget.unwrap_or(self.config.auto_budget)),
+            Mode::Auto => (depth, budget.unwrap_or(self.config.auto_budget)),
         };
         Speculated { mode, horizon: horizon.min(budget), budget }
     }
 
-    /// Draws all drafts in one call and builds their trees.
+    /// Draws all drafts, in one call per block length, and builds their trees.
     fn draft(&mut self, drafts: Vec<Draft>, plan: &mut Plan, times: &mut StageTimes) -> Result<()> {
         let Some(drafter) = self.drafter.as_deref_mut() else { return Ok(()) };
         let started = Instant::now();
@@ -177,17 +220,22 @@ impl Engine {
             root: draft.root,
             horizon: draft.horizon,
         };
-        let logits = drafter.draft(&drafts.iter().map(request).collect::<Vec<_>>())?;
-        let block_size = drafter.block_size();
+        // `auto` has one block length a round, the other modes the drafter's own; drafts of one length are neighbours.
+        let mut logits = Vec::with_capacity(drafts.len());
+        for same in drafts.chunk_by(|a, b| a.block_rows == b.block_rows) {
+            let requests: Vec<_> = same.iter().map(request).collect();
+            logits.extend(drafter.draft_rows(&requests, same[0].block_rows)?);
+        }
         drop(span);
         times.draft += started.elapsed().as_secs_f64();
         let building = Instant::now();
         let span = tracing::debug_span!("build").entered();
         let trees = self.build(&drafts, &logits, &plan.work)?;
         drop(span);
-        plan.draft_load = drafts.iter().map(|d| draft_load(block_size, d.horizon)).sum();
-        for (draft, tree) in drafts.iter().zip(trees) {
-            plan.work.push(Work { index: draft.index, rows: Rows::Tree { tree, drafted: true } });
+        plan.draft_load = drafts.iter().map(|d| draft_load(d.block_rows, d.horizon)).sum();
+        for (&Draft { index, block_rows, horizon, .. }, tree) in drafts.iter().zip(trees) {
+            let source = Source::Drafter { block_rows, horizon };
+            plan.work.push(Work { index, rows: Rows::Tree { tree, source } });
         }
         times.build += building.elapsed().as_secs_f64();
         plan.draft_seconds = ordinary.then(|| started.elapsed().as_secs_f64());

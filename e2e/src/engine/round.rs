@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::accept::{Accepted, Failure, walk, with_host_rows};
 use super::auto::Tuner;
 use super::choose::Fault;
-use super::plan::{Plan, Rows, Work};
+use super::plan::{Plan, Rows, Source, Work};
 use super::stream::{Emission, Stream};
 use super::{Engine, Event, PromptToken, ReportedNode, RoundReport, StageTimes};
 use crate::Error;
@@ -130,17 +130,24 @@ impl Engine {
     fn learn(&mut self, plan: &Plan, outcomes: &[Outcome], times: &StageTimes) {
         let mut rows = Some(0);
         for (work, outcome) in plan.work.iter().zip(outcomes) {
-            let Rows::Tree { tree, drafted } = &work.rows else {
+            let Rows::Tree { tree, source } = &work.rows else {
                 // A prompt chunk's rows want no logits: they say little about a round's.
                 rows = None;
                 continue;
             };
             rows = rows.map(|rows| rows + tree.tokens().len());
             let tuning = &mut self.running[work.index].tuning;
-            match &outcome.walked {
-                Some((path, _)) if *drafted => self.tuner.observe_path(tuning, tree, path),
-                _ => Tuner::observe_plain(tuning, times.total()),
+            match (source, &outcome.walked) {
+                (&Source::Drafter { block_rows, horizon }, Some((path, _))) => {
+                    self.tuner.observe_draft(tuning, (block_rows, horizon), tree, path);
+                    continue;
+                }
+                (&Source::Lookup { matched }, Some((path, _))) => {
+                    self.tuner.observe_lookup(tuning, matched, tree.budget(), path.len() - 1);
+                }
+                _ => {}
             }
+            Tuner::observe_plain(tuning, times.total());
         }
         if let Some(rows) = rows {
             self.tuner.verify.observe(rows, times.verify + times.accept + times.commit);
@@ -187,13 +194,24 @@ impl Engine {
                 stream.prefilled += count;
                 stream.stats.stages.prefill += times.total();
             }
-            Rows::Tree { tree, drafted } => {
+            Rows::Tree { tree, source } => {
                 let stats = &mut stream.stats;
                 stats.stages += times;
                 stats.rounds += 1;
                 stats.nodes += tree.tokens().len();
                 stats.committed += outcome.path.len();
-                stats.drafted_rounds += usize::from(*drafted);
+                let accepted = outcome.path.len().saturating_sub(1);
+                match source {
+                    Source::Plain => {}
+                    Source::Lookup { .. } => {
+                        stats.lookup_rounds += 1;
+                        stats.lookup_tokens += accepted;
+                    }
+                    Source::Drafter { .. } => {
+                        stats.drafted_rounds += 1;
+                        stats.drafted_tokens += accepted;
+                    }
+                }
                 *stats.budgets.entry(tree.budget()).or_default() += 1;
             }
         }
@@ -212,6 +230,7 @@ impl Engine {
         }
         stream.stats.completion_tokens += tokens.len();
         stream.root = tokens.last().map(|token| token.id);
+        stream.history.extend(tokens.iter().map(|token| token.id));
         self.events.push((stream.id, Event::Text { text, tokens }));
         let Some(reason) = finish else { return false };
         let stats = stream.final_stats();

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::accept::Picker;
+use super::auto::History;
 use super::choose::Rules;
 use super::prefix::Saved;
 use super::request::refuse;
@@ -143,6 +144,7 @@ impl Engine {
             id,
             slot,
             output: Output::new(&self.text, &request, limit),
+            history: History::new(&request.prompt),
             prompt: request.prompt,
             prefilled: 0,
             saves: Vec::new(),

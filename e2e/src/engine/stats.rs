@@ -56,6 +56,12 @@ pub struct StreamStats {
     pub committed: usize,
     /// Rounds in which the drafter ran.
     pub drafted_rounds: usize,
+    /// Accepted nodes of those rounds, roots not counted.
+    pub drafted_tokens: usize,
+    /// Rounds whose draft was looked up in the stream's own text (`auto` only).
+    pub lookup_rounds: usize,
+    /// Accepted nodes of those rounds, roots not counted.
+    pub lookup_tokens: usize,
     /// Rounds by the number of drafted nodes verified: what `auto` chose, what a fixed budget came to.
     pub budgets: BTreeMap<usize, usize>,
     /// Seconds from submission to the first token.

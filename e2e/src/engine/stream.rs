@@ -7,7 +7,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 
 use super::accept::Picker;
-use super::auto::StreamTuning;
+use super::auto::{History, StreamTuning};
 use super::prefix::PrefixKey;
 use super::stop::StopMatcher;
 use super::text::{TextDecoder, TokenText};
@@ -156,6 +156,8 @@ pub(super) struct Stream {
     /// `None` when the stream never drafts.
     pub features: Option<PendingFeatures>,
     pub tuning: StreamTuning,
+    /// Prompt and emitted tokens, where `auto` looks drafts up.
+    pub history: History,
     pub stats: StreamStats,
     pub submitted: Instant,
 }

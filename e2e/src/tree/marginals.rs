@@ -75,6 +75,11 @@ impl Marginals {
         }
     }
 
+    /// One candidate per depth: (token, ln p).
+    pub fn chain(tokens: Vec<(u32, f64)>) -> Self {
+        Self { depths: tokens.into_iter().map(|candidate| vec![candidate]).collect() }
+    }
+
     /// The same candidates with other probabilities: `log_prob(depth, rank, ln p)`, cut to the one of the candidate
     /// before, so that they stay best first.
     pub fn map(&self, log_prob: impl Fn(usize, usize, f64) -> f64) -> Self {

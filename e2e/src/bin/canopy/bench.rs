@@ -22,7 +22,8 @@ const PROMPTS: &str = include_str!("../../../models/canopy-tiny/prompts.json");
 const EXAMPLE: &str = "\
 Prompts are the embedded model's (kinds fixed, code, chat, textbook) or come from a file: a JSON list of
 {\"kind\": ..., \"text\": ...}. Columns: tokens/s after the first token; times ar; acceptance length (tokens gained per
-round); drafted nodes per round; milliseconds to the first token; milliseconds per token in each stage.
+round); drafted nodes per round; percent of the tokens that the drafter and that lookups in the stream's own text brought
+(the rest is the target's own next token of every round); milliseconds to the first token; milliseconds per token in each stage.
 
 Examples:
   canopy bench
@@ -94,6 +95,9 @@ struct Row {
     ratio: Option<f64>,
     acceptance_length: f64,
     mean_budget: f64,
+    /// Shares of the tokens that the drafter and that lookups brought.
+    drafted: f64,
+    looked_up: f64,
     first_token: f64,
     /// Seconds per token and stage.
     stages: StageTimes,
@@ -188,6 +192,8 @@ fn row(kind: &str, mode: Mode, runs: &[Runs], base: Option<&Vec<Runs>>) -> Row {
         ratio,
         acceptance_length: sum(|stats| stats.committed) / rounds,
         mean_budget: (sum(|stats| stats.nodes) - rounds) / rounds,
+        drafted: sum(|stats| stats.drafted_tokens) / (tokens as f64).max(1.0),
+        looked_up: sum(|stats| stats.lookup_tokens) / (tokens as f64).max(1.0),
         first_token: median(all().map(|stats| stats.first_token).collect()),
         stages,
         tokens: tokens as f64,
@@ -197,13 +203,15 @@ fn row(kind: &str, mode: Mode, runs: &[Runs], base: Option<&Vec<Runs>>) -> Row {
 
 fn print_table(rows: &[Row]) {
     println!(
-        "{:<9} {:<6} {:>9} {:>6} {:>7} {:>6} {:>9} | ms per token {:>6} {:>6} {:>6} {:>6} {:>6} | text",
+        "{:<9} {:<6} {:>9} {:>6} {:>7} {:>6} {:>5} {:>5} {:>9} | ms per token {:>6} {:>6} {:>6} {:>6} {:>6} | text",
         "prompts",
         "mode",
         "tokens/s",
         "x ar",
         "accept",
         "nodes",
+        "dr %",
+        "lk %",
         "first ms",
         "draft",
         "build",
@@ -214,13 +222,15 @@ fn print_table(rows: &[Row]) {
     for row in rows {
         let ms = 1e3 / row.tokens.max(1.0);
         println!(
-            "{:<9} {:<6} {:>9.1} {:>6} {:>7.2} {:>6.1} {:>9.1} | {:>19.3} {:>6.3} {:>6.3} {:>6.3} {:>6.3} | {}",
+            "{:<9} {:<6} {:>9.1} {:>6} {:>7.2} {:>6.1} {:>5.0} {:>5.0} {:>9.1} | {:>19.3} {:>6.3} {:>6.3} {:>6.3} {:>6.3} | {}",
             format!("{} {}", row.kind, row.prompts),
             row.mode.name(),
             row.rate,
             row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")),
             row.acceptance_length,
             row.mean_budget,
+            row.drafted * 1e2,
+            row.looked_up * 1e2,
             row.first_token * 1e3,
             row.stages.draft * ms,
             row.stages.build * ms,
@@ -254,6 +264,8 @@ fn append(path: &PathBuf, args: &Args, model: &str, rows: &[Row]) -> Result<()> 
             "ratio_to_ar": row.ratio,
             "acceptance_length": row.acceptance_length,
             "mean_budget": row.mean_budget,
+            "drafted_share": row.drafted,
+            "lookup_share": row.looked_up,
             "first_token_ms": row.first_token * 1e3,
             "stages_ms_per_token": stages_json(&row.stages, 1e3 / row.tokens.max(1.0)),
             "texts_equal": row.texts_equal,

@@ -1,8 +1,8 @@
 //! What a pass costs by its number of rows: a curve measured at start, then followed by running averages.
 
 /// Row counts at which the curve has a value of its own; between them it is linear.
-pub(super) const KNOTS: [usize; 18] =
-    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024];
+pub(super) const KNOTS: [usize; 22] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024];
 
 /// How far one observation moves the knot that it hits.
 const RATE: f64 = 0.15;

@@ -1,9 +1,12 @@
-//! `auto`: how many nodes a round drafts, from what passes cost and what the target accepts.
+//! `auto`: where a round's draft comes from and how many nodes it has, from what passes cost and what the target accepts.
 //!
-//! Before the draft: every auto stream has a running mean of the accepted nodes that a drafted round brought it and of
-//! the nodes it took. The streams that draft are the `m` with the most to gain, with `m` at the best of
-//! `tokens / seconds` over all `m`, 0 included ([`Tuner::drafting`]). A stream that is left out is tried again as
-//! soon as its plain rounds have lasted long enough that the trial costs at most [`PROBE_SHARE`] of them.
+//! Before the draft every auto stream may get nothing, a chain that is looked up in its own text ([`lookup`]), or the
+//! drafter. The lookup costs nothing but the rows that verify it. The drafter has a cost by the rows of its block, and
+//! for every length of a block a running mean of the accepted nodes and the nodes taken ([`blocks`]). The streams that
+//! draft are the `m` with the most to gain, in blocks of the one length, with `m` and the length at the best of
+//! `tokens / seconds` over all, `m = 0` included; the others look up ([`Tuner::choose`]). A stream whose rounds are
+//! plain or looked up tries the drafter again as soon as they have lasted long enough that the trial costs at most
+//! [`PROBE_SHARE`] of them.
 //!
 //! After the draft: the drafter's probabilities are corrected by the stream's statistics, and the tree is built from the
 //! corrected ones ([`Tuner::build`]). A best-first tree's prefixes are the best trees of their sizes, and each node is
@@ -12,70 +15,73 @@
 //! the speed only: the text is the target's own whatever is drafted.
 
 mod acceptance;
+mod blocks;
 mod cost;
+mod lookup;
 #[cfg(test)]
 mod tests;
 
 use acceptance::{Acceptance, Ratios};
+pub(super) use blocks::block_lengths;
+use blocks::{Blocks, Drafted};
 pub use cost::CostCurve;
+use lookup::Hits;
+pub(super) use lookup::{History, Lookup};
 
 use crate::Result;
 use crate::tree::{BuildOptions, CandidateTree, Marginals, ddtree_from};
 
 /// Share of the time in plain rounds that trials of the drafter may cost.
-const PROBE_SHARE: f64 = 0.02;
+const PROBE_SHARE: f64 = 0.01;
 /// How far one round moves a stream's running means.
-const RATE: f64 = 0.15;
+const RATE: f64 = 0.2;
 /// The same for a trial after plain rounds.
 const PROBE_RATE: f64 = 0.35;
 /// The least that one round moves the means that new streams start from; the first rounds move them more.
 const SHARED_RATE: f64 = 0.03;
 /// Rounds that an engine's first guess counts for.
 const GUESS_ROUNDS: f64 = 2.0;
-/// Depths that are drafted beyond the deepest one recently used.
-const MARGIN: f64 = 3.0;
-
-/// What drafted rounds brought and took, on average.
-#[derive(Clone, Copy, Debug)]
-struct Means {
-    /// Accepted nodes, root not counted.
-    gain: f64,
-    /// Drafted nodes verified.
-    budget: f64,
-}
-
-impl Means {
-    fn follow(&mut self, rate: f64, gain: f64, budget: f64) {
-        self.gain += rate * (gain - self.gain);
-        self.budget += rate * (budget - self.budget);
-    }
-}
 
 /// What `auto` knows about one stream.
 #[derive(Clone, Debug)]
 pub(super) struct StreamTuning {
     acceptance: Acceptance,
-    means: Means,
-    /// Deepest depth used, falling slowly.
-    reach: f64,
+    blocks: Blocks,
+    hits: Hits,
     /// Seconds of plain rounds since the drafter last ran.
     plain_seconds: f64,
-}
-
-impl StreamTuning {
-    /// Depths worth drafting, at most `horizon`.
-    pub fn horizon(&self, horizon: usize) -> usize {
-        ((self.reach + MARGIN).ceil() as usize).min(horizon)
-    }
 }
 
 /// One auto stream of a round, before the draft.
 pub(super) struct Candidate<'a> {
     pub tuning: &'a StreamTuning,
-    /// Depths it could use; 0 when it cannot draft this round.
+    /// Its tokens so far.
+    pub history: &'a mut History,
+    /// Depths that the drafter could draft for it; 0 when it cannot this round.
     pub horizon: usize,
+    /// Tokens that a looked up chain may have.
+    pub depth: usize,
     /// Most nodes that it may draft.
     pub budget: usize,
+}
+
+/// Where an auto stream's draft comes from.
+#[derive(Debug)]
+pub(super) enum Choice {
+    /// Nowhere: the root alone is verified.
+    Plain,
+    /// Its own text.
+    Lookup(Lookup),
+    /// The drafter.
+    Draft,
+}
+
+/// What is decided before the draft.
+#[derive(Debug)]
+pub(super) struct Choices {
+    pub streams: Vec<Choice>,
+    /// Rows of the drafter's blocks.
+    pub block_rows: usize,
 }
 
 /// The part of a round that `auto` does not decide.
@@ -89,9 +95,17 @@ pub(super) struct Fixed {
     pub draft_load: usize,
 }
 
+/// What a round is expected to bring and to hold.
+#[derive(Clone, Copy)]
+struct Totals {
+    tokens: f64,
+    rows: f64,
+    load: usize,
+}
+
 /// How much one stream adds to a draft call: its block's rows and the rows whose logits are wanted.
-pub(super) fn draft_load(block_size: usize, horizon: usize) -> usize {
-    block_size + horizon
+pub(super) fn draft_load(block_rows: usize, horizon: usize) -> usize {
+    block_rows + horizon
 }
 
 /// Costs of this machine and what streams of this engine have in common.
@@ -101,71 +115,114 @@ pub(super) struct Tuner {
     pub verify: CostCurve,
     /// Seconds of draft and build by draft load.
     pub draft: CostCurve,
-    block_size: usize,
     shared: Acceptance,
     ratios: Ratios,
-    means: Means,
-    reach: f64,
+    blocks: Blocks,
+    hits: Hits,
     /// Drafted rounds that the means have followed.
     rounds: f64,
-    /// Tokens per second of the rounds planned last, at their best.
+    /// Tokens per second of the rounds planned last, at their best without lookups.
     rate: f64,
 }
 
 impl Tuner {
     pub fn new(verify: CostCurve, draft: CostCurve, block_size: usize) -> Self {
-        let horizon = block_size.saturating_sub(1) as f64;
-        // A new engine tries the drafter first: half a block accepted.
-        let means = Means { gain: horizon / 2.0, budget: horizon };
         let rate = 1.0 / verify.predict(1);
         let (shared, ratios) = (Acceptance::default(), Ratios::default());
-        Self { verify, draft, block_size, shared, ratios, means, reach: horizon, rounds: 0.0, rate }
+        let (blocks, hits) = (Blocks::new(block_size), Hits::default());
+        Self { verify, draft, shared, ratios, blocks, hits, rounds: 0.0, rate }
     }
 
     /// Knowledge for a new stream: what the engine's streams have in common.
     pub fn stream(&self) -> StreamTuning {
-        let (means, reach) = (self.means, self.reach);
-        StreamTuning { acceptance: Acceptance::default(), means, reach, plain_seconds: 0.0 }
+        let blocks = self.blocks.clone();
+        StreamTuning { acceptance: Acceptance::default(), blocks, hits: Hits::default(), plain_seconds: 0.0 }
     }
 
-    /// Which of the streams draft this round, and sets the rate that [`Self::budgets`] spends by.
-    pub fn drafting(&mut self, streams: &[Candidate<'_>], fixed: Fixed) -> Vec<bool> {
-        let able: Vec<usize> = (0..streams.len()).filter(|&s| streams[s].horizon > 0).collect();
-        let mut order = able;
-        order.sort_by(|&a, &b| streams[b].tuning.means.gain.total_cmp(&streams[a].tuning.means.gain));
-        let (mut tokens, mut rows, mut load) = (fixed.tokens, fixed.rows as f64, fixed.draft_load);
-        let (mut best, mut chosen) = (self.rate_of(tokens, rows, load), 0);
-        let plain = best;
-        for (count, &index) in order.iter().enumerate() {
-            let stream = &streams[index];
-            tokens += stream.tuning.means.gain;
-            rows += stream.tuning.means.budget.min(stream.budget as f64);
-            load += draft_load(self.block_size, stream.horizon);
-            let rate = self.rate_of(tokens, rows, load);
-            if rate > best {
-                (best, chosen) = (rate, count + 1);
+    /// Where the draft of each stream comes from, and sets the rate that [`Self::budgets`] spends by.
+    pub fn choose(&mut self, streams: &mut [Candidate<'_>], fixed: Fixed) -> Choices {
+        let lookups: Vec<_> = streams.iter_mut().map(|stream| self.look_up(stream, fixed.rows)).collect();
+        let plain = Totals { tokens: fixed.tokens, rows: fixed.rows as f64, load: fixed.draft_load };
+        let mut all = plain;
+        for lookup in lookups.iter().flatten() {
+            all.tokens += lookup.gain;
+            all.rows += lookup.tokens.len() as f64;
+        }
+        let plain_rate = self.rate_of(plain);
+        let (mut best, mut drafting, mut length) = (self.rate_of(all), Vec::new(), 0);
+        self.rate = plain_rate;
+        for index in 0..self.blocks.count() {
+            let order = self.by_gain(streams, &lookups, index);
+            let (mut with, mut alone) = (all, plain);
+            for count in 0..order.len() {
+                let stream = order[count];
+                let added = self.added(&streams[stream], index);
+                alone = alone.plus(added);
+                with = with.plus(added);
+                if let Some(lookup) = &lookups[stream] {
+                    with.tokens -= lookup.gain;
+                    with.rows -= lookup.tokens.len() as f64;
+                }
+                self.rate = self.rate.max(self.rate_of(alone));
+                let rate = self.rate_of(with);
+                if rate > best {
+                    (best, drafting, length) = (rate, order[..=count].to_vec(), index);
+                }
             }
         }
-        self.rate = best;
-        let mut drafting = vec![false; streams.len()];
-        for (count, &index) in order.iter().enumerate() {
-            drafting[index] = count < chosen || self.probe_is_due(&streams[index], fixed, plain);
-        }
-        drafting
+        let block_rows = self.blocks.rows(length);
+        let choices = lookups.into_iter().enumerate().map(|(stream, lookup)| match lookup {
+            _ if drafting.contains(&stream) => Choice::Draft,
+            Some(lookup) => Choice::Lookup(lookup),
+            None if self.probe_is_due(&streams[stream], fixed, length, plain_rate) => Choice::Draft,
+            None => Choice::Plain,
+        });
+        Choices { streams: choices.collect(), block_rows }
     }
 
-    fn rate_of(&self, tokens: f64, rows: f64, load: usize) -> f64 {
-        tokens / (self.verify.predict(rows.round() as usize) + self.draft.predict(load))
+    fn look_up(&self, stream: &mut Candidate<'_>, rows: usize) -> Option<Lookup> {
+        let extra = |nodes| self.rate * (self.verify.predict(rows + nodes) - self.verify.predict(rows));
+        let most = stream.depth.min(stream.budget);
+        stream.tuning.hits.propose(&self.hits, stream.history, most, extra)
+    }
+
+    /// The streams that can draft, those first that gain most over their lookups.
+    fn by_gain(&self, streams: &[Candidate<'_>], lookups: &[Option<Lookup>], index: usize) -> Vec<usize> {
+        let gain = |&stream: &usize| {
+            let looked_up = lookups[stream].as_ref().map_or(0.0, |lookup| lookup.gain);
+            streams[stream].tuning.blocks.means(index).gain - looked_up
+        };
+        let mut order: Vec<usize> = (0..streams.len()).filter(|&s| streams[s].horizon > 0).collect();
+        order.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
+        order
+    }
+
+    /// What a stream's draft in a block of the `index`th length adds to a round.
+    fn added(&self, stream: &Candidate<'_>, index: usize) -> Totals {
+        let means = stream.tuning.blocks.means(index);
+        let rows = self.blocks.rows(index);
+        let horizon = stream.horizon.min(rows - 1);
+        Totals {
+            tokens: means.gain.min(horizon as f64),
+            rows: means.budget.min(stream.budget as f64),
+            load: draft_load(rows, horizon),
+        }
+    }
+
+    fn rate_of(&self, round: Totals) -> f64 {
+        round.tokens / (self.verify.predict(round.rows.round() as usize) + self.draft.predict(round.load))
     }
 
     /// True when the expected loss of a trial is at most [`PROBE_SHARE`] of the plain rounds' time.
-    fn probe_is_due(&self, stream: &Candidate<'_>, fixed: Fixed, rate: f64) -> bool {
-        let means = stream.tuning.means;
-        let rows = fixed.rows + means.budget.min(stream.budget as f64).round() as usize;
-        let load = draft_load(self.block_size, stream.horizon);
-        let extra = self.verify.predict(rows) - self.verify.predict(fixed.rows) + self.draft.predict(load);
-        let loss = extra - means.gain / rate;
-        stream.tuning.plain_seconds * PROBE_SHARE >= loss
+    fn probe_is_due(&self, stream: &Candidate<'_>, fixed: Fixed, index: usize, rate: f64) -> bool {
+        if stream.horizon == 0 {
+            return false;
+        }
+        let added = self.added(stream, index);
+        let rows = fixed.rows + added.rows.round() as usize;
+        let extra =
+            self.verify.predict(rows) - self.verify.predict(fixed.rows) + self.draft.predict(added.load);
+        stream.tuning.plain_seconds * PROBE_SHARE >= extra - added.tokens / rate
     }
 
     /// The best tree by what is accepted from this stream, labelled with the drafter's own probabilities, and each
@@ -211,36 +268,58 @@ impl Tuner {
         best
     }
 
-    /// Takes in a drafted and verified tree of a stream and its accepted path.
-    pub fn observe_path(&mut self, tuning: &mut StreamTuning, tree: &CandidateTree, path: &[usize]) {
-        let gain = path.len() as f64 - 1.0;
-        let budget = tree.budget() as f64;
+    /// Takes in a drafted and verified tree of a stream, of `horizon` depths in a block of `block_rows` rows, and its
+    /// accepted path.
+    pub fn observe_draft(
+        &mut self,
+        tuning: &mut StreamTuning,
+        (block_rows, horizon): (usize, usize),
+        tree: &CandidateTree,
+        path: &[usize],
+    ) {
+        let gain = path.len() - 1;
+        let drafted = Drafted { horizon, gain, budget: tree.budget() };
         tuning.acceptance.observe(tree, path, &self.ratios);
         // The first round after plain ones says more about what has come since than the mean from before them.
-        let rate = if tuning.plain_seconds > 0.0 { PROBE_RATE } else { RATE };
-        tuning.means.follow(rate, gain, budget);
-        tuning.reach = (tree.tree().max_depth() as f64).max(tuning.reach * (1.0 - RATE));
-        // A trial that paid is followed by another, until the means have caught up or one does not pay.
         let trial = tuning.plain_seconds > 0.0;
-        tuning.plain_seconds = if trial && self.paid(gain, tree) { f64::INFINITY } else { 0.0 };
+        tuning.blocks.follow(if trial { PROBE_RATE } else { RATE }, drafted);
+        // A trial that paid is followed by another, until the means have caught up or one does not pay.
+        let paid = self.paid(draft_load(block_rows, horizon), gain as f64, tree);
+        tuning.plain_seconds = if trial && paid { f64::INFINITY } else { 0.0 };
         self.shared.observe(tree, path, &Ratios::default());
         self.ratios = self.shared.corrected(&Ratios::default());
         self.rounds += 1.0;
-        let shared_rate = SHARED_RATE.max(1.0 / (self.rounds + GUESS_ROUNDS));
-        self.means.follow(shared_rate, gain, budget);
-        self.reach += shared_rate * (tuning.reach - self.reach);
+        self.blocks.follow(SHARED_RATE.max(1.0 / (self.rounds + GUESS_ROUNDS)), drafted);
     }
 
     /// True when `gain` accepted nodes were worth the time that a lone stream's tree took.
-    fn paid(&self, gain: f64, tree: &CandidateTree) -> bool {
-        let load = draft_load(self.block_size, tree.tree().max_depth());
+    fn paid(&self, load: usize, gain: f64, tree: &CandidateTree) -> bool {
         let plain = self.verify.predict(1);
         let extra = self.verify.predict(tree.tokens().len()) - plain + self.draft.predict(load);
         gain * plain >= extra
     }
 
-    /// Takes in that an auto stream had a plain round of `seconds`.
+    /// Takes in that of a chain of `proposed` tokens after a match of `matched` the first `accepted` were right.
+    pub fn observe_lookup(
+        &mut self,
+        tuning: &mut StreamTuning,
+        matched: usize,
+        proposed: usize,
+        accepted: usize,
+    ) {
+        tuning.hits.observe(matched, proposed, accepted);
+        self.hits.observe(matched, proposed, accepted);
+    }
+
+    /// Takes in that an auto stream had a round without the drafter of `seconds`.
     pub fn observe_plain(tuning: &mut StreamTuning, seconds: f64) {
         tuning.plain_seconds += seconds;
+    }
+}
+
+impl Totals {
+    fn plus(self, other: Self) -> Self {
+        let Self { tokens, rows, load } = other;
+        Self { tokens: self.tokens + tokens, rows: self.rows + rows, load: self.load + load }
     }
 }

@@ -22,8 +22,7 @@ impl Machine {
     fn tuner(&self) -> Tuner {
         let points: Vec<_> = [1, 2, 4, 8, 16, 32, 64].iter().map(|&rows| (rows, self.verify(rows))).collect();
         let verify = CostCurve::through(&points, 0.1).unwrap();
-        let load = draft_load(BLOCK, BLOCK - 1);
-        let draft = CostCurve::through(&[(BLOCK + 4, self.draft), (load, self.draft)], 0.1).unwrap();
+        let draft = CostCurve::through(&[(4, self.draft), (2 * BLOCK, self.draft)], 0.1).unwrap();
         Tuner::new(verify, draft, BLOCK)
     }
 
@@ -73,6 +72,10 @@ impl Dice {
     }
 }
 
+fn candidate<'a>(tuning: &'a StreamTuning, history: &'a mut History, horizon: usize) -> Candidate<'a> {
+    Candidate { tuning, history, horizon, depth: 64, budget: 64 }
+}
+
 struct Run {
     rate: f64,
     drafted: usize,
@@ -82,13 +85,13 @@ struct Run {
 
 /// One auto stream for so many rounds.
 fn auto(machine: Machine, tuner: &mut Tuner, rounds: usize) -> Run {
-    let (mut tuning, mut dice) = (tuner.stream(), Dice(9));
+    let (mut tuning, mut dice, mut history) = (tuner.stream(), Dice(9), History::default());
     let (mut tokens, mut seconds, mut drafted, mut nodes) = (0usize, 0.0, 0, 0);
     for _ in 0..rounds {
-        let horizon = tuning.horizon(BLOCK - 1);
         let fixed = Fixed { rows: 1, tokens: 1.0, draft_load: 0 };
-        let drafting = tuner.drafting(&[Candidate { tuning: &tuning, horizon, budget: 64 }], fixed)[0];
-        if !drafting {
+        let choices = tuner.choose(&mut [candidate(&tuning, &mut history, BLOCK - 1)], fixed);
+        let horizon = choices.block_rows - 1;
+        if !matches!(choices.streams[0], Choice::Draft) {
             Tuner::observe_plain(&mut tuning, machine.verify(1));
             (tokens, seconds) = (tokens + 1, seconds + machine.verify(1));
             continue;
@@ -99,7 +102,7 @@ fn auto(machine: Machine, tuner: &mut Tuner, rounds: usize) -> Run {
         let budget = tuner.budgets(&[worth], 1)[0];
         tree.truncate(budget).unwrap();
         let path = dice.walk(&tree, machine.right);
-        tuner.observe_path(&mut tuning, &tree, &path);
+        tuner.observe_draft(&mut tuning, (choices.block_rows, horizon), &tree, &path);
         drafted += 1;
         nodes += budget;
         tokens += path.len();
@@ -172,14 +175,42 @@ fn of_several_streams_the_promising_ones_draft() {
     let machine = Machine { per_row: 0.3, draft: 0.2, right: 0.8 };
     let mut tuner = machine.tuner();
     let (mut good, mut bad) = (tuner.stream(), tuner.stream());
-    (good.means, bad.means) = (Means { gain: 5.0, budget: 8.0 }, Means { gain: 0.2, budget: 8.0 });
-    let candidates = [
-        Candidate { tuning: &bad, horizon: 15, budget: 64 },
-        Candidate { tuning: &good, horizon: 15, budget: 64 },
-        Candidate { tuning: &good, horizon: 0, budget: 64 },
-    ];
+    good.blocks.set(5.0, 8.0);
+    bad.blocks.set(0.2, 8.0);
+    let mut histories = [(); 3].map(|()| History::default());
+    let [first, second, third] = &mut histories;
+    let mut candidates =
+        [candidate(&bad, first, 15), candidate(&good, second, 15), candidate(&good, third, 0)];
     let fixed = Fixed { rows: 3, tokens: 3.0, draft_load: 0 };
-    assert_eq!(tuner.drafting(&candidates, fixed), [false, true, false]);
+    let choices = tuner.choose(&mut candidates, fixed).streams;
+    assert!(matches!(choices[..], [Choice::Plain, Choice::Draft, Choice::Plain]), "{choices:?}");
+}
+
+#[test]
+fn a_text_that_repeats_itself_is_looked_up() {
+    let machine = Machine { per_row: 0.1, draft: 2.0, right: 0.1 };
+    let mut tuner = machine.tuner();
+    let mut tuning = tuner.stream();
+    tuning.blocks.set(0.2, 4.0);
+    let mut history = History::new(&[5, 1, 2, 3, 4, 5, 1, 2, 3]);
+    let fixed = Fixed { rows: 1, tokens: 1.0, draft_load: 0 };
+    let mut choose = |tuning: &StreamTuning, tuner: &mut Tuner| match tuner
+        .choose(&mut [candidate(tuning, &mut history, 15)], fixed)
+        .streams
+        .remove(0)
+    {
+        Choice::Lookup(lookup) => lookup.tokens.len(),
+        Choice::Plain => 0,
+        Choice::Draft => panic!("the drafter is not worth its time here"),
+    };
+    let first = choose(&tuning, &mut tuner);
+    assert!(first > 1, "{first} tokens");
+    // What is never accepted is no longer proposed, what always is gets longer.
+    let (mut wrong, mut unlucky) = (tuning.clone(), tuner.clone());
+    (0..60).for_each(|_| unlucky.observe_lookup(&mut wrong, 4, 8, 0));
+    assert_eq!(choose(&wrong, &mut unlucky), 0);
+    (0..60).for_each(|_| tuner.observe_lookup(&mut tuning, 4, 8, 8));
+    assert!(choose(&tuning, &mut tuner) > first);
 }
 
 #[test]
