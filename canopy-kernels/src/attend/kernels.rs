@@ -82,7 +82,7 @@ pub(super) fn score<const FMA: bool>(
     let (fours, rest) = queries.as_chunks::<4>();
     let (twos, ones) = rest.as_chunks::<2>();
     for (tile, queries) in fours.iter().enumerate() {
-        score_tile::<FMA, 4, 3>(rows, queries, positions, table.from(4 * tile));
+        score_tile::<FMA, 4, 2>(rows, queries, positions, table.from(4 * tile));
     }
     for queries in twos {
         score_tile::<FMA, 2, 4>(rows, queries, positions, table.from(4 * fours.len()));
@@ -205,17 +205,24 @@ pub(super) fn mix<const FMA: bool>(
         *row = values.row(pool_row(p));
     }
     let rows = &rows[..positions.len()];
-    let (fours, rest) = outs.as_chunks_mut::<4>();
+    let (sixes, rest) = outs.as_chunks_mut::<6>();
+    let (fours, rest) = rest.as_chunks_mut::<4>();
     let (twos, ones) = rest.as_chunks_mut::<2>();
-    let (four, two) = (4 * fours.len(), 2 * twos.len());
-    for (tile, outs) in fours.iter_mut().enumerate() {
-        mix_tile::<FMA, 4, 2>(rows, outs, positions, table.from(4 * tile));
+    let mut query = 0;
+    for outs in sixes {
+        mix_tile::<FMA, 6, 2>(rows, outs, positions, table.from(query));
+        query += 6;
+    }
+    for outs in fours {
+        mix_tile::<FMA, 4, 2>(rows, outs, positions, table.from(query));
+        query += 4;
     }
     for outs in twos {
-        mix_tile::<FMA, 2, 4>(rows, outs, positions, table.from(four));
+        mix_tile::<FMA, 2, 4>(rows, outs, positions, table.from(query));
+        query += 2;
     }
     for out in ones.as_chunks_mut::<1>().0 {
-        mix_tile::<FMA, 1, 8>(rows, out, positions, table.from(four + two));
+        mix_tile::<FMA, 1, 8>(rows, out, positions, table.from(query));
     }
 }
 

@@ -216,9 +216,12 @@ pub fn qk_norm_rope(
     let q_stride = if args.gated { 2 * d } else { d };
     let inputs = q_proj.chunks(rows * dims.q_heads * q_stride).zip(k_proj.chunks(rows * k_width));
     let outs = q.chunks_mut(rows * q_width).zip(k.chunks_mut(rows * k_width));
-    team::for_all(args.positions.chunks(rows).zip(inputs).zip(outs), |((positions, (q_proj, k_proj)), (q, k))| {
-        rotated_heads(&QkNormRope { positions, ..args }, q_proj, k_proj, q, k);
-    });
+    team::for_all(
+        args.positions.chunks(rows).zip(inputs).zip(outs),
+        |((positions, (q_proj, k_proj)), (q, k))| {
+            rotated_heads(&QkNormRope { positions, ..args }, q_proj, k_proj, q, k);
+        },
+    );
     Ok(())
 }
 

@@ -4,12 +4,19 @@
 const LENGTHS: [usize; 4] = [4, 6, 8, 12];
 /// The chance that a draft that was right to its end would have been right one token further.
 const FURTHER: f64 = 0.85;
+/// The chance of a draft's every token before anything was observed.
+const GUESS: f64 = 0.75;
 /// Nodes per depth that a shorter block's tree has at most.
 const WIDTH: f64 = 2.0;
 
 /// Block lengths that a drafter of `block_size` rows is asked for, shortest first, its own last.
 pub(in super::super) fn block_lengths(block_size: usize) -> Vec<usize> {
     LENGTHS.into_iter().filter(|&rows| rows < block_size).chain([block_size]).collect()
+}
+
+/// Mean length of the right beginning of `depths` tokens that are right with probability `right` each.
+fn run(right: f64, depths: usize) -> f64 {
+    right * (1.0 - right.powi(depths as i32)) / (1.0 - right)
 }
 
 /// What drafted rounds brought and took, on average.
@@ -43,8 +50,7 @@ impl Drafted {
         if self.gain < self.horizon {
             return Means { gain, budget };
         }
-        let further = (horizon - self.horizon) as i32;
-        let more = FURTHER * (1.0 - FURTHER.powi(further)) / (1.0 - FURTHER);
+        let more = run(FURTHER, horizon - self.horizon);
         Means { gain: gain + more, budget: budget * horizon as f64 / self.horizon.max(1) as f64 }
     }
 }
@@ -54,11 +60,12 @@ impl Drafted {
 pub(super) struct Blocks(Vec<(usize, Means)>);
 
 impl Blocks {
-    /// For a drafter of `block_size` rows. A new engine tries the drafter first: half a block accepted.
+    /// For a drafter of `block_size` rows. A new engine tries the drafter first: it is taken to be right with a
+    /// probability of [`GUESS`] per depth.
     pub fn new(block_size: usize) -> Self {
         let guess = |rows: usize| {
-            let depths = rows.saturating_sub(1) as f64;
-            (rows, Means { gain: depths / 2.0, budget: depths })
+            let gain = run(GUESS, rows.saturating_sub(1));
+            (rows, Means { gain, budget: WIDTH * gain })
         };
         Self(block_lengths(block_size).into_iter().map(guess).collect())
     }

@@ -9,6 +9,9 @@ const RATE: f64 = 0.15;
 /// The least share of [`RATE`] by which it moves every other knot: a slower machine is slower everywhere.
 const FAR: f64 = 0.1;
 
+/// The most that one pass is taken to be slower, or faster, than expected.
+const MOST: f64 = 1.25;
+
 /// Seconds of one pass by its number of rows.
 #[derive(Clone, Debug)]
 pub struct CostCurve {
@@ -67,7 +70,7 @@ impl CostCurve {
             return;
         }
         // Clipped, so that one pass during which the machine did something else says little.
-        let change = ratio.clamp(0.5, 2.0) - 1.0;
+        let change = ratio.clamp(1.0 / MOST, MOST) - 1.0;
         for (knot, seconds) in KNOTS.into_iter().zip(&mut self.seconds) {
             let distance = (rows as f64 / knot as f64).ln().abs();
             let share = (1.0 - 2.0 * distance).max(FAR);

@@ -34,9 +34,12 @@ use crate::tree::{BuildOptions, CandidateTree, Marginals, ddtree_from};
 /// Share of the time in plain rounds that trials of the drafter may cost.
 const PROBE_SHARE: f64 = 0.01;
 /// How far one round moves a stream's running means.
-const RATE: f64 = 0.2;
+const RATE: f64 = 0.1;
 /// The same for a trial after plain rounds.
-const PROBE_RATE: f64 = 0.35;
+const PROBE_RATE: f64 = 0.2;
+/// Accepted nodes added to a mean where the drafter is chosen: a few unlucky rounds must not end drafting, because
+/// plain rounds teach nothing about it.
+const OPTIMISM: f64 = 0.3;
 /// The least that one round moves the means that new streams start from; the first rounds move them more.
 const SHARED_RATE: f64 = 0.03;
 /// Rounds that an engine's first guess counts for.
@@ -156,7 +159,7 @@ impl Tuner {
             let (mut with, mut alone) = (all, plain);
             for count in 0..order.len() {
                 let stream = order[count];
-                let added = self.added(&streams[stream], index);
+                let added = self.added(&streams[stream], index, OPTIMISM);
                 alone = alone.plus(added);
                 with = with.plus(added);
                 if let Some(lookup) = &lookups[stream] {
@@ -198,12 +201,12 @@ impl Tuner {
     }
 
     /// What a stream's draft in a block of the `index`th length adds to a round.
-    fn added(&self, stream: &Candidate<'_>, index: usize) -> Totals {
+    fn added(&self, stream: &Candidate<'_>, index: usize, optimism: f64) -> Totals {
         let means = stream.tuning.blocks.means(index);
         let rows = self.blocks.rows(index);
         let horizon = stream.horizon.min(rows - 1);
         Totals {
-            tokens: means.gain.min(horizon as f64),
+            tokens: (means.gain + optimism).min(horizon as f64),
             rows: means.budget.min(stream.budget as f64),
             load: draft_load(rows, horizon),
         }
@@ -218,7 +221,7 @@ impl Tuner {
         if stream.horizon == 0 {
             return false;
         }
-        let added = self.added(stream, index);
+        let added = self.added(stream, index, 0.0);
         let rows = fixed.rows + added.rows.round() as usize;
         let extra =
             self.verify.predict(rows) - self.verify.predict(fixed.rows) + self.draft.predict(added.load);
