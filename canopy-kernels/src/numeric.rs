@@ -2,6 +2,8 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
+use crate::team;
+
 
 mod lanes;
 
