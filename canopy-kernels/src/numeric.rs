@@ -4,7 +4,6 @@ use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
 
 use crate::team;
 
-
 mod lanes;
 
 pub(crate) use lanes::{LANES, Lanes, Simd, dispatch};
