@@ -17,7 +17,10 @@ fn a_short_request_beside_a_long_prompt_starts_within_a_few_rounds() {
     let mut toy = Toy::new(VOCAB);
     (toy.slots, toy.context, toy.config.prefill_chunk) = (3, 2048, 128);
     let (mut engine, log) = toy.engine();
-    let decoding = engine.submit(GenerateRequest::new(prompt(3, 0), 400)).unwrap();
+    // One token a round, so that it is still decoding when the others have started.
+    let mut plain = GenerateRequest::new(prompt(3, 0), 400);
+    plain.speculation = Speculation { mode: Mode::Ar, ..Speculation::default() };
+    let decoding = engine.submit(plain).unwrap();
     engine.step().unwrap();
     let long = engine.submit(GenerateRequest::new(prompt(1900, 1), 4)).unwrap();
     engine.step().unwrap();
