@@ -9,7 +9,7 @@ use super::auto::Tuner;
 use super::choose::Fault;
 use super::plan::{Plan, Rows, Source, Work};
 use super::stream::{Emission, Stream};
-use super::{Engine, Event, PromptToken, ReportedNode, RoundReport, StageTimes};
+use super::{Engine, Event, Mode, PromptToken, ReportedNode, RoundReport, StageTimes};
 use crate::Error;
 use crate::sampling::{argmax, log_probs};
 use crate::target::Verified;
@@ -136,7 +136,12 @@ impl Engine {
                 continue;
             };
             rows = rows.map(|rows| rows + tree.tokens().len());
-            let tuning = &mut self.running[work.index].tuning;
+            let stream = &mut self.running[work.index];
+            // The other modes' trees are as large as they were asked to be: they say nothing about what pays.
+            if stream.speculation.mode != Mode::Auto {
+                continue;
+            }
+            let tuning = &mut stream.tuning;
             match (source, &outcome.walked) {
                 (&Source::Drafter { block_rows, horizon }, Some((path, _))) => {
                     self.tuner.observe_draft(tuning, (block_rows, horizon), tree, path);
