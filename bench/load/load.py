@@ -29,6 +29,19 @@ LENGTHS = [1, 4, 8, 16, 32]
 STOPS = [None, None, "\n\n", ["return", ":"], ["(", "zzz-never"]]
 
 
+def announced_port(server):
+    """The port that a server started with `--port 0` and a piped stdout says it listens on."""
+    return int(re.search(r":(\d+)\s*$", server.stdout.readline()).group(1))
+
+
+def report(row, path):
+    """Prints a row, and appends it to `path` when there is one."""
+    print(json.dumps(row))
+    if path:
+        with open(path, "a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+
+
 def cases():
     return [
         {"prompt": prompt, "max_tokens": length, **({"stop": stop} if stop else {})}
@@ -177,7 +190,7 @@ def main():
     command = [args.binary, "--port", "0", "--log", "warn", "--slots", str(args.slots), "--max-waiting", "256"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        port = int(re.search(r":(\d+)\s*$", server.stdout.readline()).group(1))
+        port = announced_port(server)
         expected, figures, before, half, after, seconds = asyncio.run(run(port, args))
         check(figures, before, half, after)
         server.send_signal(signal.SIGTERM)
@@ -195,10 +208,7 @@ def main():
         "memory_mb": [round(m / 1e6, 1) for m in (before["process_resident_memory_bytes"], half, after["process_resident_memory_bytes"])],
         "command": "python " + " ".join(["bench/load/load.py", *(f"--{k} {v}" for k, v in vars(args).items() if k not in ("binary", "out"))]),
     }
-    print(json.dumps(row))
-    if args.out:
-        with open(args.out, "a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
+    report(row, args.out)
 
 
 if __name__ == "__main__":

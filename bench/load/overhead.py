@@ -6,14 +6,13 @@
 import argparse
 import asyncio
 import json
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from load import PROMPTS, metrics, streamed
+from load import PROMPTS, announced_port, metrics, report, streamed
 
 SLOTS = 4
 
@@ -51,7 +50,7 @@ def main():
     server = subprocess.Popen([args.binary, "--port", "0", "--log", "error", *flags], stdout=subprocess.PIPE, text=True)
     alone, http, cpu, counts = [], [], [], set()
     try:
-        port = int(re.search(r":(\d+)\s*$", server.stdout.readline()).group(1))
+        port = announced_port(server)
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.write("".join(json.dumps(body) + "\n" for body in bodies))
             file.flush()
@@ -75,10 +74,7 @@ def main():
         "ratio": round(statistics.median(http) / statistics.median(alone), 4), "server_cpu_ms_per_token": round(statistics.median(cpu), 4),
         "command": f"python bench/load/overhead.py --length {args.length} --repeats {args.repeats} --rounds {args.rounds}",
     }
-    print(json.dumps(row))
-    if args.out:
-        with open(args.out, "a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
+    report(row, args.out)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ the kill the router must have come back to answering everything.
 import argparse
 import asyncio
 import json
-import re
 import subprocess
 import sys
 import time
 import urllib.request
 
-from load import cases, metrics, streamed, whole
+from load import announced_port, cases, metrics, report, streamed, whole
 
 SECONDS = 20
 
@@ -90,7 +89,7 @@ def main():
     try:
         for _ in range(3):
             server = subprocess.Popen([args.binary, "--port", "0", "--log", "error", "--threads", "1"], stdout=subprocess.PIPE, text=True)
-            replicas.append((server, int(re.search(r":(\d+)\s*$", server.stdout.readline()).group(1))))
+            replicas.append((server, announced_port(server)))
         port, prometheus = free_port(), free_port()
         urls = [f"http://127.0.0.1:{port}" for _, port in replicas]
         command = [args.router, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(prometheus), "--policy", "cache_aware",
@@ -113,10 +112,7 @@ def main():
         "prompt_tokens_of_the_survivors": shares, "first_failures": [error for _, error in seen["failed"][:2]],
         "command": f"python bench/load/replicas.py --clients {args.clients}",
     }
-    print(json.dumps(row))
-    if args.out:
-        with open(args.out, "a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
+    report(row, args.out)
     return 1 if late else 0
 
 

@@ -63,11 +63,12 @@ export function table(caption: string, head: readonly string[], rows: readonly (
   );
 }
 
-/** A closed fold with a table inside, made when it is first opened. */
+/** A closed fold with a table inside, made anew whenever it is opened, before it shows: `toggle` comes after. */
 export function tableFold(label: string, make: () => HTMLElement): HTMLDetailsElement {
   const box = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label });
-  const fold = h("details", { class: "table-fold" }, h("summary", {}, label), box);
-  fold.addEventListener("toggle", () => fold.open && box.replaceChildren(make()));
+  const summary = h("summary", {}, label);
+  const fold = h("details", { class: "table-fold" }, summary, box);
+  summary.addEventListener("click", () => fold.open || box.replaceChildren(make()));
   return fold;
 }
 

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
+use canopy_kernels::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
 use canopy_kernels::tree_gdn::{Schedule, fused, launch};
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
-use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
 
@@ -141,13 +140,12 @@ impl Case {
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
         let most = self.batch.trees().iter().map(DraftTree::len).max().unwrap_or(0);
-        let limit = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let limit = Kernels::on(stream.context()).map(|kernels| kernels.shared_limit());
         let needed = match variant {
             Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, most, columns),
             _ => fused::shared_bytes::<f32>(tree, most, columns),
         };
-        needed
-            .is_some_and(|bytes| stream.context().attribute(limit).is_ok_and(|limit| bytes <= limit as usize))
+        needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes <= limit)
     }
 
     /// One launch of `variant` on set `n`.

@@ -1,4 +1,4 @@
-// The C twins of the argument structs in launch.rs.
+// The C twins of the argument structs in launch.rs and fused.rs.
 #pragma once
 #include <stdint.h>
 
@@ -25,4 +25,4 @@ struct FusedArgs {
     uint32_t entries;  // path entries that shared memory holds
     float scale;
 };
-static_assert(sizeof(FusedArgs) == 16, "launch.rs FusedArgs");
+static_assert(sizeof(FusedArgs) == 16, "fused.rs FusedArgs");

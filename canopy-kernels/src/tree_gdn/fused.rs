@@ -6,7 +6,6 @@ use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig
 use half::bf16;
 
 use crate::cuda::{Kernels, TreeOnDevice};
-use crate::error::expect_len;
 use crate::{Error, GdnDims, Result, TreeBatch};
 
 const OP: &str = "tree-gdn-fused";
@@ -22,8 +21,34 @@ struct FusedArgs {
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for FusedArgs {}
 
-/// Blocks that are built: most nodes, value columns, threads.
-const SHAPES: [(usize, usize, u32); 12] = [
+/// An output type, which is also the accuracy: f32 is tier A (the state split into two bf16 parts), bf16 is tier B.
+pub trait Tier: DeviceRepr {
+    /// bf16 parts of the state.
+    const PARTS: usize;
+    /// Symbol of every block that is built, smallest first.
+    const SYMBOLS: &'static [&'static str];
+}
+
+/// Most nodes, value columns and threads of every block that `fused.cu` builds.
+macro_rules! blocks {
+    ($(($nodes:literal, $columns:literal, $threads:literal)),+ $(,)?) => {
+        const SHAPES: &[(usize, usize, u32)] = &[$(($nodes, $columns, $threads)),+];
+
+        impl Tier for f32 {
+            const PARTS: usize = 2;
+            const SYMBOLS: &'static [&'static str] =
+                &[$(concat!("tree_gdn_fused_n", $nodes, "_v", $columns, "_a_f32")),+];
+        }
+
+        impl Tier for bf16 {
+            const PARTS: usize = 1;
+            const SYMBOLS: &'static [&'static str] =
+                &[$(concat!("tree_gdn_fused_n", $nodes, "_v", $columns, "_b_bf16")),+];
+        }
+    };
+}
+
+blocks![
     (16, 32, 128),
     (32, 32, 256),
     (64, 32, 256),
@@ -37,39 +62,6 @@ const SHAPES: [(usize, usize, u32); 12] = [
     (64, 128, 256),
     (128, 128, 512),
 ];
-
-/// An output type, which is also the accuracy: f32 is tier A (the state split into two bf16 parts), bf16 is tier B.
-pub trait Tier: DeviceRepr {
-    /// bf16 parts of the state.
-    const PARTS: usize;
-    /// Symbol of every block of [`SHAPES`].
-    const SYMBOLS: [&'static str; SHAPES.len()];
-}
-
-macro_rules! tier {
-    ($out:ty, $parts:literal, $suffix:literal) => {
-        impl Tier for $out {
-            const PARTS: usize = $parts;
-            const SYMBOLS: [&'static str; SHAPES.len()] = [
-                concat!("tree_gdn_fused_n16_v32_", $suffix),
-                concat!("tree_gdn_fused_n32_v32_", $suffix),
-                concat!("tree_gdn_fused_n64_v32_", $suffix),
-                concat!("tree_gdn_fused_n128_v32_", $suffix),
-                concat!("tree_gdn_fused_n256_v32_", $suffix),
-                concat!("tree_gdn_fused_n64_v64_", $suffix),
-                concat!("tree_gdn_fused_n128_v64_", $suffix),
-                concat!("tree_gdn_fused_n256_v64_", $suffix),
-                concat!("tree_gdn_fused_n16_v128_", $suffix),
-                concat!("tree_gdn_fused_n32_v128_", $suffix),
-                concat!("tree_gdn_fused_n64_v128_", $suffix),
-                concat!("tree_gdn_fused_n128_v128_", $suffix),
-            ];
-        }
-    };
-}
-
-tier!(f32, 2, "a_f32");
-tier!(bf16, 1, "b_bf16");
 
 /// Device buffers of one call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
 #[derive(Debug)]
@@ -88,18 +80,27 @@ pub struct FusedBuffers<'a, Out> {
     pub g_cum: CudaViewMut<'a, f32>,
 }
 
-/// The smallest block of `columns` value columns for trees of up to `nodes` nodes: its index in [`SHAPES`].
-fn shape(nodes: usize, columns: usize) -> Option<usize> {
-    SHAPES.iter().position(|&(most, width, _)| most >= nodes && width == columns)
+/// One launch's block.
+struct Block {
+    symbol: &'static str,
+    threads: u32,
+    shared: usize,
+}
+
+/// The smallest block of `columns` value columns for trees of up to `nodes` nodes.
+fn block<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize) -> Option<Block> {
+    let at = SHAPES.iter().position(|&(most, width, _)| most >= nodes && width == columns)?;
+    let (most, width, threads) = SHAPES[at];
+    let tiles = (2 * most + Out::PARTS * width) * 256;
+    // R and exp(g_cum) q S0 lie over the tiles
+    let after = 8 * most * (width + 8);
+    let shared = tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words;
+    Some(Block { symbol: Out::SYMBOLS[at], threads, shared })
 }
 
 /// Bytes of shared memory of one block of `columns` value columns, `None` where no such block is built.
 pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize) -> Option<usize> {
-    let (most, width, _) = SHAPES[shape(nodes, columns)?];
-    let tiles = (2 * most + Out::PARTS * width) * 256;
-    // R and exp(g_cum) q S0 lie over the tiles
-    let after = 8 * most * (width + 8);
-    Some(tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words)
+    block::<Out>(tree, nodes, columns).map(|block| block.shared)
 }
 
 /// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32, 64 or 128). Reads the pool only.
@@ -117,16 +118,9 @@ pub fn verify<Out: Tier>(
 ) -> Result<()> {
     let driver = |source| Error::Driver { op: OP, source };
     let FusedBuffers { qkv, gates, state, mut o, mut u, mut g_cum } = buffers;
-    let rows = batch.rows();
-    super::launch::check_dims(OP, dims)?;
-    expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
-    expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
-    expect_len(OP, "o", &[rows, dims.v_heads, dims.dv], o.len())?;
-    expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
-    expect_len(OP, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
-    expect_len(OP, "state", &[state.len() / dims.state_len(), dims.state_len()], state.len())?;
-    batch.check_slots(OP, state.len() / dims.state_len())?;
-    if rows == 0 {
+    let (inputs, outputs) = ([qkv.len(), gates.len(), state.len()], [o.len(), u.len(), g_cum.len()]);
+    super::launch::check_verify(OP, dims, batch, inputs, outputs)?;
+    if batch.rows() == 0 {
         return Ok(());
     }
     let most = super::launch::max_nodes(batch);
@@ -135,8 +129,7 @@ pub fn verify<Out: Tier>(
         wanted: format!("{most} nodes in blocks of {columns} value columns"),
         built: "32 or 64 columns to 256 nodes, 128 columns to 128 nodes",
     };
-    let at = shape(most, columns).ok_or_else(unsupported)?;
-    let shared = shared_bytes::<Out>(tree, most, columns).ok_or_else(unsupported)?;
+    let Block { symbol, threads, shared } = block::<Out>(tree, most, columns).ok_or_else(unsupported)?;
     let kernels = Kernels::on(stream.context())?;
     let limit = kernels.shared_limit();
     if shared > limit {
@@ -149,10 +142,10 @@ pub fn verify<Out: Tier>(
         entries: tree.most_entries as u32,
         scale: dims.scale(),
     };
-    let function = kernels.function(OP, "tree_gdn/fused", Out::SYMBOLS[at])?;
+    let function = kernels.function(OP, "tree_gdn/fused", symbol)?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / columns) as u32, args.v_heads, batch.sequences() as u32),
-        block_dim: (SHAPES[at].2, 1, 1),
+        block_dim: (threads, 1, 1),
         shared_mem_bytes: shared as u32,
     };
     let mut launch = stream.launch_builder(&function);

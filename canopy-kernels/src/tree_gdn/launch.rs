@@ -64,12 +64,31 @@ fn tiles(batch: &TreeBatch) -> usize {
     blocks * (blocks + 1) / 2
 }
 
-pub(super) fn check_dims(op: &'static str, dims: GdnDims) -> Result<()> {
+fn check_dims(op: &'static str, dims: GdnDims) -> Result<()> {
     if dims.dk == 128 && dims.dv == 128 {
         return Ok(());
     }
     let wanted = format!("dk = {}, dv = {}", dims.dk, dims.dv);
     Err(Error::Unsupported { op, wanted, built: "dk = 128, dv = 128" })
+}
+
+/// What every design of verify checks before a launch: the lengths of qkv, gates and state, then of o, u and g_cum, the head size and
+/// the slots.
+pub(super) fn check_verify(
+    op: &'static str,
+    dims: GdnDims,
+    batch: &TreeBatch,
+    [qkv, gates, state]: [usize; 3],
+    [o, u, g_cum]: [usize; 3],
+) -> Result<()> {
+    let rows = batch.rows();
+    check_dims(op, dims)?;
+    expect_len(op, "qkv", &[rows, dims.qkv_width()], qkv)?;
+    expect_len(op, "gates", &[rows, 2, dims.v_heads], gates)?;
+    expect_len(op, "o", &[rows, dims.v_heads, dims.dv], o)?;
+    expect_len(op, "u", &[rows, dims.v_heads, dims.dv], u)?;
+    expect_len(op, "g_cum", &[rows, dims.v_heads], g_cum)?;
+    batch.check_slots(op, dims.pool_slots(op, state)?)
 }
 
 /// Device buffers of one verify call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
@@ -105,20 +124,13 @@ pub fn verify<T: Element>(
     const OP: &str = "tree-gdn-verify";
     let driver = |source| Error::Driver { op: OP, source };
     let VerifyBuffers { qkv, gates, state, scratch, mut o, mut u, mut g_cum } = buffers;
-    let rows = batch.rows();
-    check_dims(OP, dims)?;
-    expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
-    expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
-    expect_len(OP, "o", &[rows, dims.v_heads, dims.dv], o.len())?;
-    expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
-    expect_len(OP, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
-    expect_len(OP, "state", &[state.len() / dims.state_len(), dims.state_len()], state.len())?;
-    batch.check_slots(OP, state.len() / dims.state_len())?;
+    let (inputs, outputs) = ([qkv.len(), gates.len(), state.len()], [o.len(), u.len(), g_cum.len()]);
+    check_verify(OP, dims, batch, inputs, outputs)?;
     if scratch.len() < scratch_len(dims, batch) {
         let (expected, got) = (Box::new([scratch_len(dims, batch)]), Box::new([scratch.len()]));
         return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
     }
-    if rows == 0 {
+    if batch.rows() == 0 {
         return Ok(());
     }
     let args = VerifyArgs {
@@ -189,9 +201,7 @@ pub fn commit<T: Element>(
     expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
     expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
     expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
-    let pool = state.len() / dims.state_len();
-    expect_len(OP, "state", &[pool, dims.state_len()], state.len())?;
-    paths.check_slots(OP, pool)?;
+    paths.check_slots(OP, dims.pool_slots(OP, state.len())?)?;
     if paths.rows().is_empty() {
         return Ok(());
     }

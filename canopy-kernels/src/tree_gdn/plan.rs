@@ -13,17 +13,16 @@ const BAND: usize = 16;
 const TO_END: u32 = 0xffff;
 
 /// How the triangular system is walked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// One step a level: `depth + 1` steps.
-    #[default]
     Levels,
     /// Heavy-light chains cut into bands, each piece serial, in dependency order.
     Chains,
 }
 
 impl Schedule {
-    /// The schedule with fewer sequential steps of work for this tree.
+    /// Levels for trees shallower than a band, chains for deeper ones.
     pub fn for_tree(tree: &DraftTree) -> Self {
         if tree.max_depth() < BAND { Self::Levels } else { Self::Chains }
     }

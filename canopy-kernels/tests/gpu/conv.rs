@@ -7,16 +7,12 @@ use canopy_kernels::{AcceptedPaths, ConvDims, DraftTree, TreeBatch, gates, tree_
 use cudarc::driver::CudaStream;
 
 use crate::Check;
-use crate::data::{Random, compare};
+use crate::data::{Random, compare, text};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_conv::verify_and_commit_equal_the_oracle", conv),
     ("gates::forward_equals_the_oracle", gate_values),
 ];
-
-fn text(e: impl std::fmt::Display) -> String {
-    e.to_string()
-}
 
 fn conv(stream: &Arc<CudaStream>) -> Result<(), String> {
     let dims = ConvDims::new(1024).map_err(text)?;

@@ -1,6 +1,7 @@
 //! Inputs from a seed, and the comparison of a float32 result with float64 truth.
 
-use canopy_kernels::{GdnDims, TreeBatch};
+use canopy_kernels::{DraftTree, GdnDims, TreeBatch};
+use half::bf16;
 
 /// A small counter-based generator, so that a case is its seed.
 pub struct Random(u64);
@@ -89,6 +90,39 @@ impl Case {
         let state = random.normals(pool * dims.state_len()).into_iter().map(|x| 0.1 * x).collect();
         Self { dims, batch, qkv, gates, state }
     }
+}
+
+impl Case {
+    /// The sequence of `tree`, whose rows start at `first` and whose state is in `slot`, as a case of its own.
+    pub fn alone(&self, first: usize, tree: &DraftTree, slot: usize) -> Self {
+        let cut = |x: &[f32], width: usize| x[first * width..(first + tree.len()) * width].to_vec();
+        let dims = self.dims;
+        Self {
+            dims,
+            batch: TreeBatch::single(tree.clone(), 0),
+            qkv: cut(&self.qkv, dims.qkv_width()),
+            gates: cut(&self.gates, 2 * dims.v_heads),
+            state: self.state[slot * dims.state_len()..][..dims.state_len()].to_vec(),
+        }
+    }
+}
+
+/// An error as a test's message.
+pub fn text(e: impl std::fmt::Display) -> String {
+    e.to_string()
+}
+
+/// One key head and two value heads.
+pub fn small() -> GdnDims {
+    GdnDims::new(1, 2, 128, 128).expect("valid")
+}
+
+pub fn round_bf16(x: f32) -> f32 {
+    bf16::from_f32(x).to_f32()
+}
+
+pub fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Largest absolute difference, largest true value, relative Frobenius error.

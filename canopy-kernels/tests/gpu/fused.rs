@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use canopy_kernels::cuda::TreeOnDevice;
 use canopy_kernels::tree_gdn::{Schedule, fused, oracle};
-use canopy_kernels::{DraftTree, GdnDims, TreeBatch};
+use canopy_kernels::{DraftTree, TreeBatch};
 use cudarc::driver::CudaStream;
 use half::bf16;
 
 use crate::Check;
-use crate::data::{Case, Hardness, compare, compare_within, wide};
+use crate::data::{Case, Hardness, bits, compare, compare_within, round_bf16, small, text, wide};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn::fused_equals_the_oracle_at_every_tile_edge", tile_edges),
@@ -20,18 +20,6 @@ pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn::fused_a_nan_reaches_descendants_only", nan),
     ("tree_gdn::fused_infinite_log_gates_forget_everything", infinite_gates),
 ];
-
-fn text(e: impl std::fmt::Display) -> String {
-    e.to_string()
-}
-
-fn small() -> GdnDims {
-    GdnDims::new(1, 2, 128, 128).expect("valid")
-}
-
-fn round_bf16(x: f32) -> f32 {
-    bf16::from_f32(x).to_f32()
-}
 
 /// What one call wrote, widened to f32.
 #[derive(Debug)]
@@ -152,10 +140,6 @@ fn hard(stream: &Arc<CudaStream>) -> Result<(), String> {
     check(stream, "g alternates 0 and -20", DraftTree::chain(64).map_err(text)?, Hardness::Decay)
 }
 
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
 fn same(what: &str, a: &[f32], b: &[f32]) -> Result<(), String> {
     if bits(a) == bits(b) { Ok(()) } else { Err(format!("{what}: the bits differ")) }
 }
@@ -181,13 +165,7 @@ fn invariant(stream: &Arc<CudaStream>) -> Result<(), String> {
     for (first, tree, slot) in case.batch.iter() {
         let slot = slot.ok_or("no padding here")?;
         let cut = |x: &[f32], width: usize| x[first * width..(first + tree.len()) * width].to_vec();
-        let alone = Case {
-            dims,
-            batch: TreeBatch::single(tree.clone(), 0),
-            qkv: cut(&case.qkv, dims.qkv_width()),
-            gates: cut(&case.gates, 2 * dims.v_heads),
-            state: case.state[slot * dims.state_len()..][..dims.state_len()].to_vec(),
-        };
+        let alone = case.alone(first, tree, slot);
         let got = tier_a(stream, &alone, None, 32)?;
         same(&format!("a tree of {} alone: o", tree.len()), &got.o, &cut(&together.o, plane))?;
         same(&format!("a tree of {} alone: u", tree.len()), &got.u, &cut(&together.u, plane))?;

@@ -9,7 +9,7 @@ use cudarc::driver::CudaStream;
 use half::bf16;
 
 use crate::Check;
-use crate::data::{Case, Hardness, compare, wide};
+use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, wide};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn::verify_and_commit_equal_the_oracle_at_every_tile_edge", tile_edges),
@@ -29,14 +29,6 @@ struct Output {
     u: Vec<f32>,
     g_cum: Vec<f32>,
     state: Vec<f32>,
-}
-
-fn text(e: impl std::fmt::Display) -> String {
-    e.to_string()
-}
-
-fn small() -> GdnDims {
-    GdnDims::new(1, 2, 128, 128).expect("valid")
 }
 
 fn run<T: launch::Element + Clone + Default>(
@@ -157,10 +149,6 @@ fn decay(stream: &Arc<CudaStream>) -> Result<(), String> {
     check_tree(stream, "g alternates 0 and -20", DraftTree::chain(64).map_err(text)?, Hardness::Decay)
 }
 
-fn round_bf16(x: f32) -> f32 {
-    bf16::from_f32(x).to_f32()
-}
-
 fn bf16_rows(stream: &Arc<CudaStream>) -> Result<(), String> {
     let dims = GdnDims::new(16, 32, 128, 128).map_err(text)?;
     let batch = TreeBatch::single(DraftTree::bole(128, 1).map_err(text)?, 0);
@@ -168,10 +156,6 @@ fn bf16_rows(stream: &Arc<CudaStream>) -> Result<(), String> {
     let paths = to_last(&case.batch);
     let got = run::<bf16>(stream, &case, &paths, bf16::from_f32)?;
     against_oracle("9B heads, bf16", &case, &got, &paths)
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 fn ragged(stream: &Arc<CudaStream>) -> Result<(), String> {
@@ -190,13 +174,7 @@ fn ragged(stream: &Arc<CudaStream>) -> Result<(), String> {
         let slot = slot.ok_or("no padding here")?;
         let rows = first..first + tree.len();
         let cut = |x: &[f32], width: usize| x[rows.start * width..rows.end * width].to_vec();
-        let alone = Case {
-            dims,
-            batch: TreeBatch::single(tree.clone(), 0),
-            qkv: cut(&case.qkv, dims.qkv_width()),
-            gates: cut(&case.gates, 2 * dims.v_heads),
-            state: case.state[slot * dims.state_len()..][..dims.state_len()].to_vec(),
-        };
+        let alone = case.alone(first, tree, slot);
         let got = run::<f32>(stream, &alone, &paths[b..=b], |x| x)?;
         let plane = dims.v_heads * dims.dv;
         let state = &together.state[slot * dims.state_len()..][..dims.state_len()];

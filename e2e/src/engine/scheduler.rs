@@ -182,11 +182,7 @@ impl Engine {
                 Err(error) => {
                     tracing::error!(slot, %error, "a saved prefix cannot be used");
                     prefixes.remove(key);
-                    let emptied = contained(|| {
-                        target.reset(slot)?;
-                        self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reset(slot))
-                    });
-                    if let Err(error) = emptied {
+                    if let Err(error) = self.empty(slot) {
                         tracing::error!(slot, %error, "its slot cannot be emptied");
                     }
                 }
@@ -222,14 +218,18 @@ impl Engine {
         stream.saved.iter().for_each(|&key| self.prefixes.remove(key));
     }
 
-    /// Empties a slot and makes it free. A slot that cannot be emptied is never used again.
-    pub(super) fn release(&mut self, slot: usize) {
-        let emptied = contained(|| {
+    /// Empties a slot of the target and of the drafter.
+    fn empty(&mut self, slot: usize) -> Result<()> {
+        contained(|| {
             let target = self.target.reset(slot);
             let drafter = self.drafter.as_mut().map_or(Ok(()), |drafter| drafter.reset(slot));
             target.and(drafter)
-        });
-        match emptied {
+        })
+    }
+
+    /// Empties a slot and makes it free. A slot that cannot be emptied is never used again.
+    pub(super) fn release(&mut self, slot: usize) {
+        match self.empty(slot) {
             Ok(()) => self.free.push(slot),
             Err(error) => tracing::error!(slot, %error, "a slot cannot be emptied and is out of use"),
         }

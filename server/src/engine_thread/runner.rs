@@ -75,11 +75,7 @@ impl Runner {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit(submit) => self.submit(*submit),
-            Command::EndAll(error) => {
-                let streams: Vec<StreamId> = self.streams.keys().copied().collect();
-                streams.into_iter().for_each(|stream| self.rounds.cancel(stream));
-                self.fail_all(&error);
-            }
+            Command::EndAll(error) => self.cancel_all(&error),
         }
     }
 
@@ -126,9 +122,7 @@ impl Runner {
             Ok(Ok(events)) => self.deliver(events),
             Ok(Err(error)) => {
                 tracing::error!(%error, "a step failed; its streams are ended");
-                let streams: Vec<StreamId> = self.streams.keys().copied().collect();
-                streams.into_iter().for_each(|stream| self.rounds.cancel(stream));
-                self.fail_all(&ApiError::internal(error));
+                self.cancel_all(&ApiError::internal(error));
             }
             Err(_) => {
                 tracing::error!("a step panicked; the engine has stopped");
@@ -192,6 +186,13 @@ impl Runner {
             self.metrics.cancelled();
             self.streams.remove(&id);
         }
+    }
+
+    fn cancel_all(&mut self, error: &ApiError) {
+        for &stream in self.streams.keys() {
+            self.rounds.cancel(stream);
+        }
+        self.fail_all(error);
     }
 
     fn fail_all(&mut self, error: &ApiError) {

@@ -19,8 +19,9 @@ pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
     for (name, variant) in VARIANTS {
         subjects.push(Box::new(Verify { name, variant }));
     }
-    for (name, variant) in &VARIANTS[..2] {
-        subjects.push(Box::new(Commit { name, variant: *variant }));
+    for (name, variant) in VARIANTS.into_iter().take(2) {
+        let run = move |scene: &Scene, pool: &mut [f32]| verify_and_commit(variant, scene, pool);
+        subjects.push(Box::new(Commit { name: format!("tree_gdn commit {name}"), run }));
     }
     subjects
 }
@@ -30,9 +31,10 @@ struct Verify {
     variant: Variant,
 }
 
-struct Commit {
-    name: &'static str,
-    variant: Variant,
+/// A commit in some form of the delta rule: `run` verifies the scene and commits its paths into the pool.
+pub(super) struct Commit<F> {
+    pub name: String,
+    pub run: F,
 }
 
 pub(super) fn dims(scene: &Scene) -> GdnDims {
@@ -181,7 +183,7 @@ pub(super) fn half_states(scene: &Scene, mut each: impl FnMut(usize, &[f32], &[f
 }
 
 /// The pool after every path's commit, in float64.
-pub(super) fn committed(scene: &Scene) -> Vec<f64> {
+fn committed(scene: &Scene) -> Vec<f64> {
     let mut pool = widened(scene.input(3));
     let len = dims(scene).state_len();
     let states = per_tree(scene, |_, tree, slot, input| {
@@ -193,9 +195,19 @@ pub(super) fn committed(scene: &Scene) -> Vec<f64> {
     pool
 }
 
-impl Subject for Commit {
+fn verify_and_commit(variant: Variant, scene: &Scene, pool: &mut [f32]) -> Result<()> {
+    let (dims, rows) = (dims(scene), scene.batch.rows());
+    let mut planes = vec![0f32; verify_len(scene)];
+    verify(variant, scene, &mut planes)?;
+    let values = rows * dims.v_heads * dims.dv;
+    let (u, g_cum) = (&planes[values..2 * values], &planes[2 * values..]);
+    let tape = Tape { qkv: scene.input(0), gates: &gates(scene), u, g_cum };
+    cpu::commit(dims, &scene.paths, variant, tape, pool)
+}
+
+impl<F: Fn(&Scene, &mut [f32]) -> Result<()>> Subject for Commit<F> {
     fn name(&self) -> String {
-        format!("tree_gdn commit {}", self.name)
+        self.name.clone()
     }
 
     fn bound(&self) -> f64 {
@@ -215,14 +227,8 @@ impl Subject for Commit {
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
-        let (dims, rows) = (dims(scene), scene.batch.rows());
-        let mut planes = vec![0f32; verify_len(scene)];
-        verify(self.variant, scene, &mut planes)?;
-        let values = rows * dims.v_heads * dims.dv;
-        let (u, g_cum) = (&planes[values..2 * values], &planes[2 * values..]);
         out.copy_from_slice(scene.input(3));
-        let tape = Tape { qkv: scene.input(0), gates: &gates(scene), u, g_cum };
-        cpu::commit(dims, &scene.paths, self.variant, tape, out)
+        (self.run)(scene, out)
     }
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {

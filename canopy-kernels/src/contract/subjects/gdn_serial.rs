@@ -1,13 +1,13 @@
 //! tree_gdn_serial: the outputs of the baseline, and the pool after it.
 
-use super::gdn::{committed, dims, gates, half_states, per_tree, scene, sums_scene};
+use super::gdn::{Commit, dims, gates, half_states, per_tree, scene, sums_scene};
 use super::{Scene, Shape, Subject};
 use crate::Result;
 use crate::tree_gdn::oracle;
 use crate::tree_gdn_serial::{SerialInput, SerialOutput, cpu};
 
 pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
-    vec![Box::new(Verify), Box::new(Commit)]
+    vec![Box::new(Verify), Box::new(Commit { name: "tree_gdn_serial commit".into(), run: verify_and_commit })]
 }
 
 /// The planes o and snapshots of a verify. The oracle has no state of every node within reason, so `Verify` shows o
@@ -18,6 +18,11 @@ fn verify(scene: &Scene, o: &mut [f32]) -> Result<Vec<f32>> {
     let input = SerialInput { qkv: scene.input(0), gates: &gates(scene), state: scene.input(3) };
     cpu::verify(dims, &scene.batch, input, SerialOutput { o, snapshots: &mut snapshots })?;
     Ok(snapshots)
+}
+
+fn verify_and_commit(scene: &Scene, pool: &mut [f32]) -> Result<()> {
+    let snapshots = verify(scene, &mut vec![0f32; o_len(scene)])?;
+    cpu::commit(dims(scene), &scene.paths, &snapshots, pool)
 }
 
 fn o_len(scene: &Scene) -> usize {
@@ -68,51 +73,5 @@ impl Subject for Verify {
         half_states(scene, |node, one, _| {
             out[node * width..(node + 1) * width].copy_from_slice(&one[..width]);
         });
-    }
-}
-
-struct Commit;
-
-impl Subject for Commit {
-    fn name(&self) -> String {
-        "tree_gdn_serial commit".into()
-    }
-
-    fn bound(&self) -> f64 {
-        5e-6
-    }
-
-    fn scene(&self, shape: &Shape) -> Result<Scene> {
-        scene(shape)
-    }
-
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(3).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).dk
-    }
-
-    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
-        let snapshots = verify(scene, &mut vec![0f32; o_len(scene)])?;
-        out.copy_from_slice(scene.input(3));
-        cpu::commit(dims(scene), &scene.paths, &snapshots, out)
-    }
-
-    fn oracle(&self, scene: &Scene) -> Vec<f64> {
-        committed(scene)
-    }
-
-    fn exact_classes(&self) -> bool {
-        false
-    }
-
-    fn sums(&self) -> Option<Result<Scene>> {
-        Some(sums_scene())
-    }
-
-    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
-        half_states(scene, |_, _, state| out.copy_from_slice(state));
     }
 }
