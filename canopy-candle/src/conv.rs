@@ -1,11 +1,19 @@
 //! tree_conv as ops.
 
 use candle_core::backend::BackendStorage;
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaDType;
 use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp2, Layout, Result, Shape, Tensor};
-use canopy_kernels::{ConvDims, TreeBatch, tree_conv as kernel};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, WithDType};
+#[cfg(feature = "cuda")]
+use canopy_kernels::tree_conv::launch::{self, Element};
+use canopy_kernels::{ConvDims, tree_conv as kernel};
 
 use crate::check::arg;
-use crate::slices::{expect_distinct, pool_mut, storage_from, values, write_back};
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::slices::{expect_distinct, pool_mut, row_major, storage_from, values, write_back};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
 
@@ -37,11 +45,11 @@ const COMMIT: &str = "tree-conv-commit";
 /// A shape, dtype, device or layout that differs from the above, or a slot outside the pool.
 pub fn tree_conv(tree: &DeviceTree, x: &Tensor, weight: &Tensor, conv_state: &Tensor) -> Result<Tensor> {
     tree.check_devices(VERIFY, &[("x", x), ("weight", weight), ("conv_state", conv_state)])?;
-    x.apply_op3_no_bwd(weight, conv_state, &TreeConvVerify { batch: tree.host() })
+    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &TreeConvVerify { tree })
 }
 
 struct TreeConvVerify<'a> {
-    batch: &'a TreeBatch,
+    tree: &'a DeviceTree,
 }
 
 impl TreeConvVerify<'_> {
@@ -54,12 +62,33 @@ impl TreeConvVerify<'_> {
     ) -> Result<ConvDims> {
         let channels = x.1.dims().last().copied().unwrap_or(0);
         arg(VERIFY, "x").float(x.0)?;
-        arg(VERIFY, "x").shape(x.1, &[self.batch.rows(), channels])?;
+        arg(VERIFY, "x").shape(x.1, &[self.tree.host().rows(), channels])?;
         arg(VERIFY, "weight").float(weight.0)?;
         arg(VERIFY, "weight").shape(weight.1, &[channels, ConvDims::WIDTH])?;
         let slots = check_pool(VERIFY, state, channels)?;
-        self.batch.check_slots(VERIFY, slots).wrap()?;
+        self.tree.host().check_slots(VERIFY, slots).wrap()?;
         ConvDims::new(channels).wrap()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl TreeConvVerify<'_> {
+    /// The launch for one dtype, which all three sources have.
+    fn launch<T: Element + CudaDType + WithDType>(
+        &self,
+        dims: ConvDims,
+        [x, weight, state]: [(&CudaStorage, &Layout); 3],
+    ) -> Result<(CudaStorage, Shape)> {
+        let device = x.0.device();
+        let inputs = [
+            cuda::view::<T>(arg(VERIFY, "x"), x.0, x.1)?,
+            cuda::view::<T>(arg(VERIFY, "weight"), weight.0, weight.1)?,
+            cuda::view::<T>(arg(VERIFY, "conv_state"), state.0, state.1)?,
+        ];
+        let mut out = cuda::output::<T>(device, x.1.shape().elem_count())?;
+        let (batch, tree) = (self.tree.host(), self.tree.on_device(VERIFY)?);
+        launch::verify(&device.cuda_stream(), dims, batch, tree, inputs, out.as_view_mut()).wrap()?;
+        Ok(cuda::storage(device, out, x.1.shape().clone()))
     }
 }
 
@@ -90,8 +119,27 @@ impl CustomOp3 for TreeConvVerify<'_> {
         let weight = values(arg(VERIFY, "weight"), weight, weight_l)?;
         let state = values(arg(VERIFY, "conv_state"), state, state_l)?;
         let mut out = vec![0f32; rows.len()];
-        kernel::cpu::verify(dims, self.batch, &rows, &weight, &state, &mut out).wrap()?;
+        kernel::cpu::verify(dims, self.tree.host(), &rows, &weight, &state, &mut out).wrap()?;
         Ok((storage_from(out, x.dtype()), x_l.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_l: &Layout,
+        weight: &CudaStorage,
+        weight_l: &Layout,
+        state: &CudaStorage,
+        state_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
+        let sources = [(x, x_l), (weight, weight_l), (state, state_l)];
+        match x.dtype() {
+            DType::F32 => self.launch::<f32>(dims, sources),
+            DType::BF16 => self.launch::<half::bf16>(dims, sources),
+            other => arg(VERIFY, "x").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+        }
     }
 }
 
@@ -119,7 +167,7 @@ impl CustomOp3 for TreeConvVerify<'_> {
 pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) -> Result<()> {
     paths.check_devices(COMMIT, &[("conv_state", conv_state), ("x", x)])?;
     expect_distinct(arg(COMMIT, "x"), x, conv_state)?;
-    conv_state.inplace_op2(x, &TreeConvCommit { paths })
+    conv_state.inplace_op2(&row_major(x)?, &TreeConvCommit { paths })
 }
 
 struct TreeConvCommit<'a> {
@@ -157,5 +205,37 @@ impl InplaceOp2 for TreeConvCommit<'_> {
             write_back(state, state_l.start_offset() + rows.start, &wide[rows])
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        state: &mut CudaStorage,
+        state_l: &Layout,
+        x: &CudaStorage,
+        x_l: &Layout,
+    ) -> Result<()> {
+        let dims = self.check((state.dtype(), state_l), (x.dtype(), x_l))?;
+        match x.dtype() {
+            DType::F32 => self.launch::<f32>(dims, (state, state_l), (x, x_l)),
+            DType::BF16 => self.launch::<half::bf16>(dims, (state, state_l), (x, x_l)),
+            other => arg(COMMIT, "x").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl TreeConvCommit<'_> {
+    /// The launch for one dtype, which rows and pool have.
+    fn launch<T: Element + CudaDType + WithDType>(
+        &self,
+        dims: ConvDims,
+        state: (&mut CudaStorage, &Layout),
+        x: (&CudaStorage, &Layout),
+    ) -> Result<()> {
+        let rows = cuda::view::<T>(arg(COMMIT, "x"), x.0, x.1)?;
+        let pool = cuda::view_mut::<T>(arg(COMMIT, "conv_state"), state.0, state.1)?;
+        let on_device = self.paths.on_device(COMMIT)?;
+        launch::commit(&x.0.device().cuda_stream(), dims, self.paths.host(), on_device, rows, pool).wrap()
     }
 }

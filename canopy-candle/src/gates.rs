@@ -1,11 +1,19 @@
 //! gates as an op.
 
 use candle_core::backend::BackendStorage;
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaDevice, CudaStorage};
 use canopy_kernels::gates as kernel;
+#[cfg(feature = "cuda")]
+use canopy_kernels::gates::launch::{self, Element};
 
 use crate::check::arg;
-use crate::slices::values;
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::slices::{row_major, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -32,7 +40,7 @@ const OP: &str = "gates";
 /// A shape, dtype or device that differs from the above.
 pub fn gates(ab: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Result<Tensor> {
     check_devices(OP, ab.device(), &[("a_log", a_log), ("dt_bias", dt_bias)])?;
-    ab.apply_op3_no_bwd(a_log, dt_bias, &Gates)
+    row_major(ab)?.apply_op3_no_bwd(&row_major(a_log)?, &row_major(dt_bias)?, &Gates)
 }
 
 struct Gates;
@@ -81,4 +89,41 @@ impl CustomOp3 for Gates {
         kernel::cpu::forward(v_heads, &ab, &a_log, &dt_bias, &mut out).wrap()?;
         Ok((CpuStorage::F32(out), (rows, 2, v_heads).into()))
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        ab: &CudaStorage,
+        ab_l: &Layout,
+        a_log: &CudaStorage,
+        a_log_l: &Layout,
+        dt_bias: &CudaStorage,
+        dt_bias_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (rows, v_heads) =
+            Self::check((ab.dtype(), ab_l), (a_log.dtype(), a_log_l), (dt_bias.dtype(), dt_bias_l))?;
+        let device = ab.device();
+        let a_log = cuda::view::<f32>(arg(OP, "a_log"), a_log, a_log_l)?;
+        let dt_bias = cuda::view::<f32>(arg(OP, "dt_bias"), dt_bias, dt_bias_l)?;
+        let ab_arg = arg(OP, "ab");
+        let out = match ab.dtype() {
+            DType::F32 => launch_on(device, cuda::view::<f32>(ab_arg, ab, ab_l)?, a_log, dt_bias),
+            DType::BF16 => launch_on(device, cuda::view::<half::bf16>(ab_arg, ab, ab_l)?, a_log, dt_bias),
+            other => ab_arg.refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+        }?;
+        Ok(cuda::storage(device, out, (rows, 2, v_heads)))
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn launch_on<T: Element>(
+    device: &CudaDevice,
+    ab: CudaView<'_, T>,
+    a_log: CudaView<'_, f32>,
+    dt_bias: CudaView<'_, f32>,
+) -> Result<CudaSlice<f32>> {
+    let mut out = cuda::output::<f32>(device, ab.len())?;
+    let v_heads = a_log.len();
+    launch::forward(&device.cuda_stream(), v_heads, ab, a_log, dt_bias, out.as_view_mut()).wrap()?;
+    Ok(out)
 }

@@ -1,13 +1,17 @@
 //! tree_gdn as ops.
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Device, InplaceOp3, Layout, Result, Shape, Tensor};
 use canopy_kernels::tree_gdn::{self, Tape, Variant, VerifyInput, VerifyOutput};
 use canopy_kernels::{GdnDims, TreeBatch};
 
 use crate::check::arg;
+#[cfg(feature = "cuda")]
+use crate::cuda::gdn::Source;
 use crate::planes::{self, PlaneViews, PlanesMut};
-use crate::slices::{Carried, expect_distinct, pool, pool_mut, values};
+use crate::slices::{Carried, expect_distinct, pool, pool_mut, row_major, values};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
 
@@ -109,8 +113,8 @@ pub fn tree_gdn_verify(
     state: &Tensor,
 ) -> Result<TreeGdnOutput> {
     tree.check_devices(VERIFY, &[("qkv", qkv), ("gates", gates), ("state", state)])?;
-    let op = TreeGdnVerify { batch: tree.host(), dims, variant, state: None };
-    let packed = qkv.apply_op3_no_bwd(gates, state, &op)?;
+    let op = TreeGdnVerify { tree, dims, variant, state: None };
+    let packed = row_major(qkv)?.apply_op3_no_bwd(&row_major(gates)?, state, &op)?;
     TreeGdnOutput::from_packed(packed, tree.host().rows(), dims)
 }
 
@@ -133,19 +137,35 @@ pub fn tree_gdn_verify_into(
     for (name, source) in &tensors[..3] {
         expect_distinct(arg(VERIFY, name), source, &out.packed)?;
     }
-    let op = TreeGdnVerify { batch: tree.host(), dims, variant, state: Some(Carried::new(state)) };
-    out.packed.inplace_op3(qkv, gates, &op)
+    let op = TreeGdnVerify { tree, dims, variant, state: Some(Carried::new(state)) };
+    out.packed.inplace_op3(&row_major(qkv)?, &row_major(gates)?, &op)
 }
 
 /// One verify pass; as an allocating op the state is an operand, as an in-place op it is carried.
 struct TreeGdnVerify<'a> {
-    batch: &'a TreeBatch,
+    tree: &'a DeviceTree,
     dims: GdnDims,
     variant: Variant,
     state: Option<Carried<'a>>,
 }
 
 impl TreeGdnVerify<'_> {
+    /// Both devices' checks of what verify reads.
+    fn check(&self, qkv: (DType, &Layout), gates: (DType, &Layout), state: (DType, &Layout)) -> Result<()> {
+        check_inputs(VERIFY, self.tree.host(), self.dims, qkv, gates, state)
+    }
+
+    /// The carried pool, after the in-place face's checks.
+    fn carried(&self, qkv: (DType, &Layout), gates: (DType, &Layout), out: &Layout) -> Result<&Carried<'_>> {
+        let Some(state) = &self.state else {
+            return arg(VERIFY, "state")
+                .refuse(format_args!("a pool carried by the op"), format_args!("none"));
+        };
+        self.check(qkv, gates, (state.dtype(), state.layout()))?;
+        arg(VERIFY, "out").shape(out, &[self.elem_count()])?;
+        Ok(state)
+    }
+
     /// The one CPU forward of both faces.
     fn cpu(
         &self,
@@ -157,15 +177,26 @@ impl TreeGdnVerify<'_> {
         let qkv = values(arg(VERIFY, "qkv"), qkv.0, qkv.1)?;
         let gates = values(arg(VERIFY, "gates"), gates.0, gates.1)?;
         let state = pool(arg(VERIFY, "state"), state.0, state.1)?;
-        let [o, u, g_cum] = plane_lens(self.batch.rows(), self.dims);
+        let [o, u, g_cum] = plane_lens(self.tree.host().rows(), self.dims);
         let mut planes = PlanesMut::new(packed);
         let output = VerifyOutput { o: planes.take(o), u: planes.take(u), g_cum: planes.take(g_cum) };
         let input = VerifyInput { qkv: &qkv, gates: &gates, state };
-        tree_gdn::cpu::verify(self.dims, self.batch, self.variant, input, output).wrap()
+        tree_gdn::cpu::verify(self.dims, self.tree.host(), self.variant, input, output).wrap()
+    }
+
+    /// The launch that both faces share.
+    #[cfg(feature = "cuda")]
+    fn cuda<'s>(&self, qkv: Source<'s>, gates: Source<'s>, state: Source<'s>) -> crate::cuda::gdn::Verify<'s>
+    where
+        Self: 's,
+    {
+        let planes = planes::ranges(plane_lens(self.tree.host().rows(), self.dims));
+        let Self { tree, dims, variant, .. } = *self;
+        crate::cuda::gdn::Verify { op: VERIFY, tree, dims, variant, qkv, gates, state, planes }
     }
 
     fn elem_count(&self) -> usize {
-        planes::elem_count(&plane_lens(self.batch.rows(), self.dims))
+        planes::elem_count(&plane_lens(self.tree.host().rows(), self.dims))
     }
 }
 
@@ -183,18 +214,27 @@ impl CustomOp3 for TreeGdnVerify<'_> {
         state: &CpuStorage,
         state_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        check_inputs(
-            VERIFY,
-            self.batch,
-            self.dims,
-            (qkv.dtype(), qkv_l),
-            (gates.dtype(), gates_l),
-            (state.dtype(), state_l),
-        )?;
+        self.check((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), (state.dtype(), state_l))?;
         let mut packed = vec![0f32; self.elem_count()];
         self.cpu((qkv, qkv_l), (gates, gates_l), (state, state_l), &mut packed)?;
         let shape = packed.len().into();
         Ok((CpuStorage::F32(packed), shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        qkv: &CudaStorage,
+        qkv_l: &Layout,
+        gates: &CudaStorage,
+        gates_l: &Layout,
+        state: &CudaStorage,
+        state_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.check((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), (state.dtype(), state_l))?;
+        let mut packed = crate::cuda::output::<f32>(qkv.device(), self.elem_count())?;
+        self.cuda((qkv, qkv_l), (gates, gates_l), (state, state_l)).run(packed.as_view_mut())?;
+        Ok(crate::cuda::storage(qkv.device(), packed, self.elem_count()))
     }
 }
 
@@ -212,16 +252,26 @@ impl InplaceOp3 for TreeGdnVerify<'_> {
         gates: &CpuStorage,
         gates_l: &Layout,
     ) -> Result<()> {
-        let Some(state) = &self.state else {
-            return arg(VERIFY, "state")
-                .refuse(format_args!("a pool carried by the op"), format_args!("none"));
-        };
-        let pool = (state.dtype(), state.layout());
-        check_inputs(VERIFY, self.batch, self.dims, (qkv.dtype(), qkv_l), (gates.dtype(), gates_l), pool)?;
-        arg(VERIFY, "out").shape(out_l, &[self.elem_count()])?;
+        let state = self.carried((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), out_l)?;
         let packed = pool_mut(arg(VERIFY, "out"), out, out_l)?;
         let state = (state.cpu(arg(VERIFY, "state"))?, state.layout());
         self.cpu((qkv, qkv_l), (gates, gates_l), state, packed)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        out: &mut CudaStorage,
+        out_l: &Layout,
+        qkv: &CudaStorage,
+        qkv_l: &Layout,
+        gates: &CudaStorage,
+        gates_l: &Layout,
+    ) -> Result<()> {
+        let state = self.carried((qkv.dtype(), qkv_l), (gates.dtype(), gates_l), out_l)?;
+        let packed = crate::cuda::view_mut::<f32>(arg(VERIFY, "out"), out, out_l)?;
+        let state = (state.cuda(arg(VERIFY, "state"))?, state.layout());
+        self.cuda((qkv, qkv_l), (gates, gates_l), state).run(packed)
     }
 }
 
@@ -266,8 +316,9 @@ pub fn tree_gdn_commit(
     for (name, source) in &tensors[1..] {
         expect_distinct(arg(COMMIT, name), source, state)?;
     }
-    let op = TreeGdnCommit { paths, dims, variant, gates: Carried::new(gates) };
-    state.inplace_op3(&verified.packed, qkv, &op)
+    let gates = row_major(gates)?;
+    let op = TreeGdnCommit { paths, dims, variant, gates: Carried::new(&gates) };
+    state.inplace_op3(&verified.packed, &row_major(qkv)?, &op)
 }
 
 /// The accepted paths' update of the pool; the gates are carried because an in-place op has two sources.
@@ -314,5 +365,24 @@ impl InplaceOp3 for TreeGdnCommit<'_> {
         let [_, u, g_cum] = planes::ranges(plane_lens(self.paths.batch_rows(), self.dims));
         let tape = Tape { qkv: &qkv, gates: &gates, u: &packed[u], g_cum: &packed[g_cum] };
         tree_gdn::cpu::commit(self.dims, self.paths.host(), self.variant, tape, state).wrap()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        state: &mut CudaStorage,
+        state_l: &Layout,
+        packed: &CudaStorage,
+        packed_l: &Layout,
+        qkv: &CudaStorage,
+        qkv_l: &Layout,
+    ) -> Result<()> {
+        self.check((state.dtype(), state_l), packed_l, (qkv.dtype(), qkv_l))?;
+        let [_, u, _] = planes::ranges(plane_lens(self.paths.batch_rows(), self.dims));
+        let gates = (self.gates.cuda(arg(COMMIT, "gates"))?, self.gates.layout());
+        let Self { paths, dims, variant, .. } = *self;
+        let (qkv, pack) = ((qkv, qkv_l), (packed, packed_l));
+        crate::cuda::gdn::Commit { op: COMMIT, paths, dims, variant, qkv, gates, pack, u }
+            .run((state, state_l))
     }
 }

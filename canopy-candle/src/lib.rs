@@ -3,6 +3,8 @@
 mod attention;
 mod check;
 mod conv;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod gates;
 mod gdn;
 mod gdn_serial;

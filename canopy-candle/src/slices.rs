@@ -78,6 +78,15 @@ impl<'a> Carried<'a> {
         }
     }
 
+    /// Its CUDA storage; the op has checked the device before.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self, arg: Arg) -> Result<&candle_core::CudaStorage> {
+        match &*self.guard {
+            Storage::Cuda(storage) => Ok(storage),
+            other => arg.refuse(format_args!("a tensor on CUDA"), format_args!("{:?}", other.device())),
+        }
+    }
+
     /// Its values in f32.
     pub fn values(&self, arg: Arg) -> Result<Cow<'_, [f32]>> {
         values(arg, self.cpu(arg)?, self.layout)
@@ -89,6 +98,14 @@ impl<'a> Carried<'a> {
             CpuStorage::BF16(data) => Ok(typed(data, self.layout)),
             other => arg.refuse(format_args!("BF16"), format_args!("{:?}", other.dtype())),
         }
+    }
+}
+
+/// A tensor as a device's kernels read it: the CPU forwards walk any layout, others take row-major rows.
+pub(crate) fn row_major(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.device().is_cpu() {
+        true => Ok(tensor.clone()),
+        false => tensor.contiguous(),
     }
 }
 

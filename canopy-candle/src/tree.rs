@@ -1,6 +1,11 @@
 //! Trees and paths on a device, prepared once per round.
 
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
 use candle_core::{Device, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
 use crate::check::arg;
@@ -21,6 +26,8 @@ use crate::wrap::WrapKernelErr;
 pub struct DeviceTree {
     host: TreeBatch,
     device: Device,
+    #[cfg(feature = "cuda")]
+    on_device: Option<Arc<TreeOnDevice>>,
 }
 
 impl DeviceTree {
@@ -30,7 +37,12 @@ impl DeviceTree {
     /// On a device that canopy has no kernels for (metal).
     pub fn new(batch: TreeBatch, device: &Device) -> Result<Self> {
         supported("device tree", device)?;
-        Ok(Self { host: batch, device: device.clone() })
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            on_device: crate::cuda::upload(device, |stream| TreeOnDevice::new(stream, &batch))?,
+            host: batch,
+            device: device.clone(),
+        })
     }
 
     /// The trees themselves.
@@ -41,6 +53,12 @@ impl DeviceTree {
     /// Where the trees are; every tensor of an op must be there too.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// What the kernels read.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_device(&self, op: &'static str) -> Result<&TreeOnDevice> {
+        on_device(op, self.on_device.as_deref(), &self.device)
     }
 
     pub(crate) fn check_devices(&self, op: &'static str, tensors: &[Named<'_>]) -> Result<()> {
@@ -64,6 +82,8 @@ impl DeviceTree {
 pub struct DevicePaths {
     host: AcceptedPaths,
     device: Device,
+    #[cfg(feature = "cuda")]
+    on_device: Option<Arc<PathsOnDevice>>,
 }
 
 impl DevicePaths {
@@ -73,7 +93,12 @@ impl DevicePaths {
     /// On a device that canopy has no kernels for (metal).
     pub fn new(paths: AcceptedPaths, device: &Device) -> Result<Self> {
         supported("device paths", device)?;
-        Ok(Self { host: paths, device: device.clone() })
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            on_device: crate::cuda::upload(device, |stream| PathsOnDevice::new(stream, &paths))?,
+            host: paths,
+            device: device.clone(),
+        })
     }
 
     /// The paths themselves.
@@ -90,6 +115,12 @@ impl DevicePaths {
         check_devices(op, &self.device, tensors)
     }
 
+    /// What the kernels read.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_device(&self, op: &'static str) -> Result<&PathsOnDevice> {
+        on_device(op, self.on_device.as_deref(), &self.device)
+    }
+
     /// N, the packed rows of the batch that the paths belong to.
     pub(crate) fn batch_rows(&self) -> usize {
         self.host.cu_nodes().last().copied().unwrap_or(0) as usize
@@ -103,6 +134,14 @@ impl DevicePaths {
 
 /// An argument's name and its tensor.
 pub(crate) type Named<'a> = (&'static str, &'a Tensor);
+
+#[cfg(feature = "cuda")]
+fn on_device<'a, T>(op: &'static str, uploaded: Option<&'a T>, device: &Device) -> Result<&'a T> {
+    match uploaded {
+        Some(uploaded) => Ok(uploaded),
+        None => arg(op, "tree").refuse(format_args!("a tree on CUDA"), format_args!("{device:?}")),
+    }
+}
 
 fn supported(op: &'static str, device: &Device) -> Result<()> {
     match device {

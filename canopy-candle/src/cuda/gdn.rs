@@ -1,0 +1,142 @@
+//! Launches of tree_gdn: the fused design for bf16 rows, the split f32 design for f32 rows and for trees that a fused block cannot hold.
+
+use std::ops::Range;
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
+use candle_core::{CudaStorage, DType, Layout, Result};
+use canopy_kernels::GdnDims;
+use canopy_kernels::cuda::Kernels;
+use canopy_kernels::tree_gdn::fused::{self, FusedBuffers};
+use canopy_kernels::tree_gdn::launch::{self, CommitBuffers, Element, VerifyBuffers};
+use canopy_kernels::tree_gdn::{Solve, Variant};
+use half::bf16;
+
+use super::{output, view, view_mut};
+use crate::check::arg;
+use crate::wrap::WrapKernelErr;
+use crate::{DevicePaths, DeviceTree};
+
+/// A storage and its layout.
+pub(crate) type Source<'a> = (&'a CudaStorage, &'a Layout);
+
+/// One verify call.
+pub(crate) struct Verify<'a> {
+    pub op: &'static str,
+    pub tree: &'a DeviceTree,
+    pub dims: GdnDims,
+    pub variant: Variant,
+    pub qkv: Source<'a>,
+    pub gates: Source<'a>,
+    pub state: Source<'a>,
+    /// Where o, u and g_cum lie in the pack.
+    pub planes: [Range<usize>; 3],
+}
+
+/// The CUDA kernels solve by forward substitution; the series are there to be compared, on the CPU.
+fn check_variant(op: &'static str, variant: Variant) -> Result<()> {
+    match variant {
+        Variant::Solve(Solve::Forward) => Ok(()),
+        other => arg(op, "variant").refuse(format_args!("forward on CUDA"), format_args!("{other}")),
+    }
+}
+
+impl Verify<'_> {
+    /// Writes the three planes of `pack`.
+    pub(crate) fn run(&self, mut pack: CudaViewMut<'_, f32>) -> Result<()> {
+        check_variant(self.op, self.variant)?;
+        let [o, u, g_cum] = &self.planes;
+        let (o_len, u_len, g_cum_len) = (o.len(), u.len(), g_cum.len());
+        let (mut o_plane, mut rest) = pack.split_at_mut(u.start);
+        let (mut u_plane, mut g_cum_plane) = rest.split_at_mut(g_cum.start - u.start);
+        let planes =
+            [o_plane.slice_mut(..o_len), u_plane.slice_mut(..u_len), g_cum_plane.slice_mut(..g_cum_len)];
+        match self.qkv.0.dtype() {
+            DType::BF16 => self.bf16_rows(planes),
+            DType::F32 => self.split(view::<f32>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes),
+            other => {
+                arg(self.op, "qkv").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}"))
+            }
+        }
+    }
+
+    fn bf16_rows(&self, [o, u, g_cum]: [CudaViewMut<'_, f32>; 3]) -> Result<()> {
+        let qkv = view::<bf16>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?;
+        let (batch, tree) = (self.tree.host(), self.tree.on_device(self.op)?);
+        let stream = self.qkv.0.device().cuda_stream();
+        let limit = Kernels::on(stream.context()).wrap()?.shared_limit();
+        let fits = |columns: &usize| {
+            let nodes = batch.trees().iter().map(|tree| tree.len()).max().unwrap_or(0);
+            fused::shared_bytes::<f32>(tree, nodes, *columns).is_some_and(|bytes| bytes <= limit)
+        };
+        let preferred = fused::columns(self.dims, batch);
+        let Some(columns) = [preferred, 32].into_iter().find(fits) else {
+            return self.split(qkv, [o, u, g_cum]);
+        };
+        let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
+        let state = view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?;
+        let buffers = FusedBuffers { qkv, gates, state, o, u, g_cum };
+        fused::verify(&stream, self.dims, batch, tree, columns, buffers).wrap()
+    }
+
+    fn split<T: Element>(
+        &self,
+        qkv: CudaView<'_, T>,
+        [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
+    ) -> Result<()> {
+        let device = self.qkv.0.device();
+        let batch = self.tree.host();
+        let mut scratch = output::<f32>(device, launch::scratch_len(self.dims, batch).max(1))?;
+        let buffers = VerifyBuffers {
+            qkv,
+            gates: view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?,
+            state: view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?,
+            scratch: &mut scratch,
+            o,
+            u,
+            g_cum,
+        };
+        let tree = self.tree.on_device(self.op)?;
+        launch::verify(&device.cuda_stream(), self.dims, batch, tree, buffers).wrap()
+    }
+}
+
+/// One commit call.
+pub(crate) struct Commit<'a> {
+    pub op: &'static str,
+    pub paths: &'a DevicePaths,
+    pub dims: GdnDims,
+    pub variant: Variant,
+    pub qkv: Source<'a>,
+    pub gates: Source<'a>,
+    /// Verify's pack, and where u lies in it.
+    pub pack: Source<'a>,
+    pub u: Range<usize>,
+}
+
+impl Commit<'_> {
+    /// Advances the pool in place.
+    pub(crate) fn run(&self, state: (&mut CudaStorage, &Layout)) -> Result<()> {
+        check_variant(self.op, self.variant)?;
+        let state = view_mut::<f32>(arg(self.op, "state"), state.0, state.1)?;
+        let qkv = arg(self.op, "qkv");
+        match self.qkv.0.dtype() {
+            DType::BF16 => self.launch(view::<bf16>(qkv, self.qkv.0, self.qkv.1)?, state),
+            DType::F32 => self.launch(view::<f32>(qkv, self.qkv.0, self.qkv.1)?, state),
+            other => qkv.refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+        }
+    }
+
+    fn launch<T: Element>(&self, qkv: CudaView<'_, T>, state: CudaViewMut<'_, f32>) -> Result<()> {
+        let pack = view::<f32>(arg(self.op, "verified"), self.pack.0, self.pack.1)?;
+        let buffers = CommitBuffers {
+            qkv,
+            gates: view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?,
+            u: pack.slice(self.u.clone()),
+            state,
+        };
+        let stream = self.qkv.0.device().cuda_stream();
+        let on_device = self.paths.on_device(self.op)?;
+        launch::commit(&stream, self.dims, self.paths.host(), on_device, buffers).wrap()
+    }
+}

@@ -1,0 +1,75 @@
+//! CUDA storages as the views that the kernels take, and results back. Each op's launch is a file here.
+
+pub(crate) mod gdn;
+
+use std::sync::Arc;
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::CudaDType;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr};
+use candle_core::{CudaDevice, CudaStorage, Device, Layout, Result, Shape, WithDType};
+
+use crate::check::Arg;
+use crate::wrap::WrapKernelErr;
+
+/// Bytes that the kernels' vector loads need a row to be aligned to.
+const ALIGN: usize = 16;
+
+/// A contiguous argument of one dtype that starts on a 16-byte boundary.
+pub(crate) fn view<'a, T>(arg: Arg, storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>>
+where
+    T: CudaDType + WithDType,
+{
+    let range = range::<T>(arg, storage, layout)?;
+    Ok(storage.as_cuda_slice::<T>()?.slice(range))
+}
+
+/// A destination, as [`view`].
+pub(crate) fn view_mut<'a, T>(
+    arg: Arg,
+    storage: &'a mut CudaStorage,
+    layout: &Layout,
+) -> Result<CudaViewMut<'a, T>>
+where
+    T: CudaDType + WithDType,
+{
+    let range = range::<T>(arg, storage, layout)?;
+    Ok(storage.as_cuda_slice_mut::<T>()?.slice_mut(range))
+}
+
+fn range<T: WithDType>(arg: Arg, storage: &CudaStorage, layout: &Layout) -> Result<std::ops::Range<usize>> {
+    arg.contiguous(layout)?;
+    arg.dtype(storage.dtype(), T::DTYPE)?;
+    let start = layout.start_offset();
+    if !(start * size_of::<T>()).is_multiple_of(ALIGN) {
+        let got = format_args!("element {start} of {} bytes each", size_of::<T>());
+        return arg.refuse(format_args!("a tensor that starts on a {ALIGN}-byte boundary"), got);
+    }
+    Ok(start..start + layout.shape().elem_count())
+}
+
+/// An output that the kernel writes whole; where it is a pack, no view shows the gaps between its planes.
+pub(crate) fn output<T: DeviceRepr>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
+    // SAFETY: the caller's kernel writes every element before anything reads one.
+    unsafe { device.alloc::<T>(len) }
+}
+
+/// A finished output.
+pub(crate) fn storage<T: CudaDType>(
+    device: &CudaDevice,
+    slice: CudaSlice<T>,
+    shape: impl Into<Shape>,
+) -> (CudaStorage, Shape) {
+    (CudaStorage::wrap_cuda_slice(slice, device.clone()), shape.into())
+}
+
+/// What `make` uploads on a CUDA device's stream; nothing on the CPU.
+pub(crate) fn upload<T>(
+    device: &Device,
+    make: impl FnOnce(&Arc<CudaStream>) -> canopy_kernels::Result<T>,
+) -> Result<Option<Arc<T>>> {
+    match device {
+        Device::Cuda(cuda) => Ok(Some(Arc::new(make(&cuda.cuda_stream()).wrap()?))),
+        _ => Ok(None),
+    }
+}
