@@ -20,6 +20,8 @@
 //! 4. A wrong length is an error that names the argument. (`tests::refusals_name_the_argument`)
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 mod rotary;
 #[cfg(test)]

@@ -1,0 +1,33 @@
+// SwiGLU and the attention's output gate: a thread owns one quad of one row.
+#include "quad.cuh"
+
+using namespace canopy;
+
+extern "C" __global__ void __launch_bounds__(256)
+    glue_swiglu(uint32_t width, uint32_t gate_stride, uint32_t up_stride, const float* __restrict__ gate, const float* __restrict__ up,
+                float* __restrict__ out) {
+    const uint32_t at = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
+    if (at >= width) return;
+    gate += (size_t)blockIdx.x * gate_stride;
+    up += (size_t)blockIdx.x * up_stride;
+    out += (size_t)blockIdx.x * width;
+    const bool whole = quads_whole(width, gate, up, out);
+    const float4 u = load_quad(up, at, width, whole);
+    store_quad(out, at, width, whole, silu(load_quad(gate, at, width, whole)) * u);
+}
+
+// Quads never cross a head; the gate follows its head's query in q_proj.
+extern "C" __global__ void __launch_bounds__(256)
+    glue_attn_gate(uint32_t q_heads, uint32_t head_dim, uint32_t q_stride, const float* __restrict__ attn,
+                   const float* __restrict__ q_proj, float* __restrict__ out) {
+    const uint32_t quads = (head_dim + 3) / 4, index = blockIdx.y * blockDim.x + threadIdx.x;
+    const uint32_t head = index / quads, at = index % quads * 4;
+    if (head >= q_heads) return;
+    const size_t first = ((size_t)blockIdx.x * q_heads + head) * head_dim;
+    const float* gate = q_proj + (size_t)blockIdx.x * q_stride + (2 * head + 1) * head_dim;
+    attn += first;
+    out += first;
+    const bool whole = quads_whole(head_dim, attn, gate, out);
+    const float4 x = load_quad(attn, at, head_dim, whole);
+    store_quad(out, at, head_dim, whole, x * sigmoid(load_quad(gate, at, head_dim, whole)));
+}

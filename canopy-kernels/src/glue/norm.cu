@@ -1,0 +1,88 @@
+// RMS norms of f32 rows. A team of 1, 8 or 32 warps, chosen by the row's width alone, owns a row and holds it in registers: thread t
+// takes quads t, t + team, ..., sums its squares in that order, then the lanes of a warp and the warps of the team fold in a fixed tree.
+#include "args.cuh"
+#include "quad.cuh"
+
+namespace canopy {
+
+constexpr int kKept = 4;       // quads of one thread
+constexpr int kRowsOfCta = 4;  // rows of a CTA whose teams are single warps
+
+enum class Step { plain, add, gated };
+
+template <int Warps>
+__device__ __forceinline__ float team_sum(float x) {
+    x = warp_sum(x);
+    if constexpr (Warps > 1) {
+        __shared__ float sums[Warps];
+        const int lane = threadIdx.x % 32;
+        if (lane == 0) sums[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = warp_sum(lane < Warps ? sums[lane] : 0.f);
+    }
+    return x;
+}
+
+// `other` is the residual of add and z of gated; `sum` is written by add alone.
+template <int Warps, Step S>
+__device__ __forceinline__ void norm_row(NormArgs a, const float* x, const float* other, const float* weight, float* sum, float* out) {
+    constexpr uint32_t team = Warps * 32;
+    const uint32_t row = Warps == 1 ? blockIdx.x * kRowsOfCta + threadIdx.x / 32 : blockIdx.x;
+    const uint32_t t = threadIdx.x % team;
+    if (row >= a.rows) return;
+    const size_t first = (size_t)row * a.width;
+    x += first;
+    out += first;
+    if (S == Step::add) other += first, sum += first;
+    if (S == Step::gated) other += (size_t)(row / a.heads) * a.gate_stride + (size_t)(row % a.heads) * a.width;
+    bool whole = quads_whole(a.width, x, weight, out);
+    if (S != Step::plain) whole = whole && quads_whole(a.width, other);
+    if (S == Step::add) whole = whole && quads_whole(a.width, sum);
+
+    float4 kept[kKept], factor[kKept];
+    float total = 0.f;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+        const uint32_t at = (t + j * team) * 4;
+        kept[j] = load_quad(x, at, a.width, whole);
+        factor[j] = load_quad(weight, at, a.width, whole);
+        if (S == Step::add) {
+            kept[j] = kept[j] + load_quad(other, at, a.width, whole);
+            store_quad(sum, at, a.width, whole, kept[j]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) total = dot4(kept[j], kept[j], total);
+    total = team_sum<Warps>(total);
+    const float inverse = 1.f / sqrtf(total / (float)a.width + a.eps);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+        const uint32_t at = (t + j * team) * 4;
+        const float4 w = factor[j] + make_float4(a.offset, a.offset, a.offset, a.offset);
+        float4 y = scaled(kept[j], inverse) * w;
+        if (S == Step::gated) y = y * silu(load_quad(other, at, a.width, whole));
+        store_quad(out, at, a.width, whole, y);
+    }
+}
+
+}  // namespace canopy
+
+#define CANOPY_NORMS(WARPS, THREADS)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) glue_rms_norm_w##WARPS(                                            \
+        canopy::NormArgs a, const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out) {        \
+        canopy::norm_row<WARPS, canopy::Step::plain>(a, x, nullptr, weight, nullptr, out);                                   \
+    }                                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                    \
+        glue_add_rms_norm_w##WARPS(canopy::NormArgs a, const float* __restrict__ x, const float* __restrict__ residual,      \
+                                   const float* __restrict__ weight, float* __restrict__ sum, float* __restrict__ out) {     \
+        canopy::norm_row<WARPS, canopy::Step::add>(a, x, residual, weight, sum, out);                                        \
+    }                                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                    \
+        glue_gated_rms_norm_w##WARPS(canopy::NormArgs a, const float* __restrict__ o, const float* __restrict__ z,           \
+                                     const float* __restrict__ weight, float* __restrict__ out) {                            \
+        canopy::norm_row<WARPS, canopy::Step::gated>(a, o, z, weight, nullptr, out);                                         \
+    }
+
+CANOPY_NORMS(1, 128)
+CANOPY_NORMS(8, 256)
+CANOPY_NORMS(32, 1024)
