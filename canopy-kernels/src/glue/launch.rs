@@ -60,7 +60,9 @@ fn rows_of(op: &'static str, arg: &'static str, len: usize, width: usize) -> Res
     expect_len(op, arg, &[rows, width], len)?;
     match u32::try_from(len / 4).is_ok() && i32::try_from(rows).is_ok() {
         true => Ok(rows),
-        false => Err(Error::Value { op, arg, expected: "fewer than 2^31 rows".into(), got: rows.to_string() }),
+        false => {
+            Err(Error::Value { op, arg, expected: "fewer than 2^31 rows".into(), got: rows.to_string() })
+        }
     }
 }
 
@@ -92,7 +94,12 @@ unsafe impl DeviceRepr for NormArgs {}
 /// Which kernel and grid a width takes: the kernel's place in the three teams' symbols, rows and threads of a CTA.
 pub(super) fn team(op: &'static str, width: usize) -> Result<(usize, u32, u32)> {
     match width {
-        0 => Err(Error::Value { op, arg: "norm.weight length", expected: "at least 1".into(), got: "0".into() }),
+        0 => Err(Error::Value {
+            op,
+            arg: "norm.weight length",
+            expected: "at least 1".into(),
+            got: "0".into(),
+        }),
         ..=512 => Ok((0, 4, 128)),
         ..=4_096 => Ok((1, 1, 256)),
         ..=16_384 => Ok((2, 1, 1024)),

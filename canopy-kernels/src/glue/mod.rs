@@ -12,6 +12,9 @@
 //! All buffers are f32. Rotary angles are the f32 product `position * inv_freq`, as transformers computes them; their
 //! cosines and sines are good to an f32's last place at every position below 2^22.
 //!
+//! On CUDA a warp, or a team of warps that the width alone chooses, owns a row; `kv_append` (rows of keys and values into
+//! their pools, narrowed to the pool's type) exists there only. The same bound and invariants hold: `tests/gpu/glue.rs`.
+//!
 //! Invariants:
 //! 1. Each step within 4e-7 (relative to the row's largest value) of the f64 oracle; positions up to 262,144.
 //!    (`tests::norms_match_the_oracle`, `tests::gates_match_the_oracle`, `tests::rope_matches_the_oracle`)

@@ -5,6 +5,7 @@ mod conv;
 mod data;
 mod fused;
 mod gdn;
+mod glue;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         }
     }
     let tests: Vec<(&str, Check)> =
-        gdn::TESTS.iter().chain(fused::TESTS).chain(conv::TESTS).copied().collect();
+        gdn::TESTS.iter().chain(fused::TESTS).chain(conv::TESTS).chain(glue::TESTS).copied().collect();
     let trials = tests.into_iter().map(|(name, check)| {
         let device = device.clone();
         let ignored = device.is_err();

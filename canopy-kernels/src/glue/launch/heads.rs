@@ -158,7 +158,7 @@ impl Destinations {
         }
         let least = rows.iter().max().map_or(0, |&row| (row + 1) as usize);
         let on_device = stream
-            .clone_htod(if rows.is_empty() { &[-1] } else { rows })
+            .clone_htod(if rows.is_empty() { &[-1][..] } else { rows })
             .map_err(|source| Error::Driver { op: OP, source })?;
         Ok(Self { on_device, rows: rows.len(), least })
     }
@@ -201,7 +201,15 @@ pub fn kv_append<T: PoolElement>(
     let function = Kernels::on(stream.context())?.function(OP, "glue/append", T::SYMBOL)?;
     let (columns, stride, none) = (width as u32, rows.stride as u32, 0u64);
     let mut launch = stream.launch_builder(&function);
-    launch.arg(&columns).arg(&stride).arg(&stride).arg(rows.data).arg(&none).arg(&to.on_device).arg(pool).arg(&none);
+    launch
+        .arg(&columns)
+        .arg(&stride)
+        .arg(&stride)
+        .arg(rows.data)
+        .arg(&none)
+        .arg(&to.on_device)
+        .arg(pool)
+        .arg(&none);
     // SAFETY: lengths and destinations checked above; one plane, so the null pointers are not read.
     launched(OP, unsafe { launch.launch(quads(to.rows, width.div_ceil(4), 1)) })
 }
