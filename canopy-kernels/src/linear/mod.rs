@@ -18,11 +18,17 @@
 //! 4. A bf16 weight acts as exactly the f32 of its bits. (`tests::bf16_weights_are_exact`)
 //! 5. A NaN or an infinity in a row stays in that row. (`tests::nan_row_stays_alone`)
 //!
+//! On CUDA (`launch`, bf16 weights and f32 rows) the weight lies in tensor-core order, x is taken as two bf16 parts, and the inputs are cut
+//! into spans whose number depends on the weight's shape alone: within `2^-15 sum_k |x w|` of the oracle, invariants 3 and 5 as here
+//! (`tests/gpu/linear.rs`).
+//!
 //! Limits: at least one part, every width at least 1; zero rows give empty outputs.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 mod pack;
 mod portable;

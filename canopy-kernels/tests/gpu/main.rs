@@ -6,6 +6,7 @@ mod data;
 mod fused;
 mod gdn;
 mod glue;
+mod linear;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -34,8 +35,14 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let tests: Vec<(&str, Check)> =
-        gdn::TESTS.iter().chain(fused::TESTS).chain(conv::TESTS).chain(glue::TESTS).copied().collect();
+    let rooms = [
+        conv::TESTS, //
+        fused::TESTS,
+        gdn::TESTS,
+        glue::TESTS,
+        linear::TESTS,
+    ];
+    let tests = rooms.into_iter().flatten().copied();
     let trials = tests.into_iter().map(|(name, check)| {
         let device = device.clone();
         let ignored = device.is_err();

@@ -1,0 +1,278 @@
+//! The product on CUDA: bf16 weights in tensor-core order, f32 rows. Every argument is checked before a launch.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use half::bf16;
+
+use crate::cuda::Kernels;
+use crate::error::expect_len;
+use crate::{Error, Result};
+
+const IMAGE: &str = "linear/linear";
+/// Outputs of a tile, and inputs of a tensor-core step.
+const TILE: usize = 16;
+/// Inputs that one stage of the kernel covers.
+const CHUNK: usize = 128;
+/// Outputs of a block.
+const BLOCK: usize = 128;
+const THREADS: usize = 256;
+/// Blocks that fill any device of today; a constant, so that the spans of a sum do not depend on the device.
+const BLOCKS: usize = 264;
+/// Row tiles of one launch.
+const ROW_TILES: usize = 8;
+const MAX_PARTS: usize = 8;
+
+/// Rows of a row tile and its kernel, smallest first.
+const KERNELS: [(usize, &str); 4] =
+    [(8, "linear_r8"), (16, "linear_r16"), (32, "linear_r32"), (64, "linear_r64")];
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct LinearArgs {
+    inputs: u32,
+    chunks: u32,
+    per_split: u32,
+    splits: u32,
+    tiles: u32,
+    rows: u32,
+    parts: u32,
+    tile_end: [u32; MAX_PARTS],
+    width: [u32; MAX_PARTS],
+    start: [u32; MAX_PARTS],
+}
+// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
+unsafe impl DeviceRepr for LinearArgs {}
+
+/// The shape of one weight, or of several with the same inputs, stacked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightShape {
+    inputs: usize,
+    outputs: Vec<usize>,
+}
+
+impl WeightShape {
+    /// `inputs` a multiple of 4; one to eight parts of at least one output each.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub fn new(inputs: usize, outputs: &[usize]) -> Result<Self> {
+        const OP: &str = "pack weight";
+        let value = |arg, expected: &str, got: String| {
+            Err(Error::Value { op: OP, arg, expected: expected.into(), got })
+        };
+        if inputs == 0 || !inputs.is_multiple_of(4) {
+            return value("inputs", "a multiple of 4 on CUDA", inputs.to_string());
+        }
+        if outputs.is_empty() || outputs.len() > MAX_PARTS || outputs.contains(&0) {
+            return value("parts", "1 to 8 parts of at least 1 output", format!("{outputs:?}"));
+        }
+        Ok(Self { inputs, outputs: outputs.to_vec() })
+    }
+
+    /// Input width.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Output width of every part.
+    pub fn outputs(&self) -> &[usize] {
+        &self.outputs
+    }
+
+    fn tiles(&self) -> usize {
+        self.outputs.iter().map(|out| out.div_ceil(TILE)).sum()
+    }
+
+    fn chunks(&self) -> usize {
+        self.inputs.div_ceil(CHUNK)
+    }
+
+    fn blocks(&self) -> usize {
+        self.tiles().div_ceil(BLOCK / TILE)
+    }
+
+    /// bf16 elements of the packed weight: tiles of 16 outputs, inputs padded with zeros to chunks of 128.
+    pub fn packed_len(&self) -> usize {
+        self.tiles() * TILE * self.chunks() * CHUNK
+    }
+
+    /// Chunks of one split, and splits.
+    fn splits(&self) -> (usize, usize) {
+        let most = (BLOCKS / self.blocks()).clamp(1, self.chunks());
+        let per_split = self.chunks().div_ceil(most).max(2);
+        (per_split, self.chunks().div_ceil(per_split))
+    }
+
+    fn args(&self) -> LinearArgs {
+        let (per_split, splits) = self.splits();
+        let mut args = LinearArgs {
+            inputs: self.inputs as u32,
+            chunks: self.chunks() as u32,
+            per_split: per_split as u32,
+            splits: splits as u32,
+            tiles: self.tiles() as u32,
+            parts: self.outputs.len() as u32,
+            ..LinearArgs::default()
+        };
+        let mut tile = 0;
+        for (part, &out) in self.outputs.iter().enumerate() {
+            tile += out.div_ceil(TILE) as u32;
+            (args.tile_end[part], args.width[part]) = (tile, out as u32);
+        }
+        args
+    }
+
+    /// The packed form of row-major matrices `[out_p, inputs]`: per tile of 16 outputs and step of 16 inputs 32 lanes of 8 values, lane
+    /// `4 (o % 8) + k % 8 / 2` holding outputs `o` and `o + 8` at inputs `k`, `k + 1`, `k + 8` and `k + 9`, as m16n8k16 takes A.
+    ///
+    /// # Errors
+    /// Another number of parts, or a part of another length.
+    pub fn pack(&self, parts: &[&[bf16]]) -> Result<Vec<bf16>> {
+        const OP: &str = "pack weight";
+        expect_len(OP, "parts", &[self.outputs.len()], parts.len())?;
+        let mut packed = vec![bf16::ZERO; self.packed_len()];
+        let row_len = self.chunks() * CHUNK;
+        let mut first_tile = 0;
+        for (weights, &out) in parts.iter().zip(&self.outputs) {
+            expect_len(OP, "part", &[out, self.inputs], weights.len())?;
+            for (o, row) in weights.chunks_exact(self.inputs).enumerate() {
+                let tile = &mut packed[(first_tile + o / TILE) * TILE * row_len..][..TILE * row_len];
+                for (k, &w) in row.iter().enumerate() {
+                    let (step, k) = (k / TILE, k % TILE);
+                    let lane = o % 8 * 4 + k % 8 / 2;
+                    let word = o % TILE / 8 + k / 8 * 2;
+                    tile[step * 256 + lane * 8 + word * 2 + k % 2] = w;
+                }
+            }
+            first_tile += out.div_ceil(TILE);
+        }
+        Ok(packed)
+    }
+}
+
+/// A packed weight on a device, with the counters of its launches, which must follow one another on one stream.
+#[derive(Debug)]
+pub struct WeightOnDevice {
+    shape: WeightShape,
+    packed: CudaSlice<bf16>,
+    arrived: CudaSlice<u32>,
+}
+
+impl WeightOnDevice {
+    /// Takes `packed`, [`WeightShape::pack`]'s result on the device.
+    ///
+    /// # Errors
+    /// Another length; an error of the driver.
+    pub fn new(stream: &Arc<CudaStream>, shape: WeightShape, packed: CudaSlice<bf16>) -> Result<Self> {
+        expect_len("pack weight", "packed", &[shape.packed_len()], packed.len())?;
+        let arrived = stream
+            .alloc_zeros(shape.blocks() * ROW_TILES)
+            .map_err(|source| Error::Driver { op: "pack weight", source })?;
+        Ok(Self { shape, packed, arrived })
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &WeightShape {
+        &self.shape
+    }
+
+    /// f32 elements of scratch that [`forward`] needs for this many rows.
+    pub fn scratch_len(&self, rows: usize) -> usize {
+        let (_, splits) = self.shape.splits();
+        let (tile, _) = kernel(rows);
+        let row_tiles = rows.div_ceil(tile).min(ROW_TILES);
+        if splits == 1 { 0 } else { splits * self.shape.blocks() * row_tiles * tile * BLOCK }
+    }
+}
+
+/// The row tile for this many rows, and its kernel.
+fn kernel(rows: usize) -> (usize, &'static str) {
+    KERNELS.iter().find(|(tile, _)| *tile >= rows).copied().unwrap_or(KERNELS[KERNELS.len() - 1])
+}
+
+/// `x` `[rows, in]` f32 -> plane `p` of `y`, `[rows, out_p]` f32 from element `starts[p]` on. `x` and the planes start on 16-byte
+/// boundaries; what lies between the planes is left alone.
+///
+/// # Errors
+/// Any wrong length, or planes that overlap or leave `y`, before the launch.
+pub fn forward(
+    stream: &Arc<CudaStream>,
+    weight: &mut WeightOnDevice,
+    x: CudaView<'_, f32>,
+    scratch: &mut CudaSlice<f32>,
+    starts: &[usize],
+    mut y: CudaViewMut<'_, f32>,
+) -> Result<()> {
+    const OP: &str = "linear";
+    let driver = |source| Error::Driver { op: OP, source };
+    let shape = &weight.shape;
+    let rows = x.len() / shape.inputs;
+    expect_len(OP, "x", &[rows, shape.inputs], x.len())?;
+    expect_len(OP, "starts", &[shape.outputs.len()], starts.len())?;
+    let mut end = 0;
+    for (&start, &out) in starts.iter().zip(&shape.outputs) {
+        if start < end || start + rows * out > y.len() || u32::try_from(y.len()).is_err() {
+            let expected = format!("planes in order within {} elements, at most 2^32", y.len());
+            return Err(Error::Value { op: OP, arg: "starts", expected, got: format!("{starts:?}") });
+        }
+        end = start + rows * out;
+    }
+    if scratch.len() < weight.scratch_len(rows) {
+        let (expected, got) = (Box::new([weight.scratch_len(rows)]), Box::new([scratch.len()]));
+        return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
+    }
+    let (tile, symbol) = kernel(rows);
+    let function = Kernels::on(stream.context())?.function(OP, IMAGE, symbol)?;
+    let mut args = shape.args();
+    for first in (0..rows).step_by(tile * ROW_TILES) {
+        let count = (rows - first).min(tile * ROW_TILES);
+        args.rows = count as u32;
+        for (part, (&start, &out)) in starts.iter().zip(&shape.outputs).enumerate() {
+            args.start[part] = (start + first * out) as u32;
+        }
+        let config = LaunchConfig {
+            grid_dim: (count.div_ceil(tile) as u32, shape.blocks() as u32, args.splits),
+            block_dim: (THREADS as u32, 1, 1),
+            shared_mem_bytes: (2 * 2 * tile * 256) as u32,
+        };
+        let x = x.slice(first * shape.inputs..(first + count) * shape.inputs);
+        let mut launch = stream.launch_builder(&function);
+        launch.arg(&args).arg(&x).arg(&weight.packed).arg(&mut *scratch).arg(&mut weight.arrived).arg(&mut y);
+        // SAFETY: lengths checked above; a warp writes its own outputs of its own rows, within the planes.
+        unsafe { launch.launch(config) }.map_err(driver)?;
+    }
+    Ok(())
+}
+
+/// Rows of the stacked matrix by index, `y` `[ids, in]` f32. `most` is the largest of the ids, which are on the device.
+///
+/// # Errors
+/// Any wrong length, or an id at or past the number of outputs, before the launch.
+pub fn lookup(
+    stream: &Arc<CudaStream>,
+    weight: &WeightOnDevice,
+    ids: CudaView<'_, u32>,
+    most: u32,
+    mut y: CudaViewMut<'_, f32>,
+) -> Result<()> {
+    const OP: &str = "linear lookup";
+    let shape = &weight.shape;
+    let total: usize = shape.outputs.iter().sum();
+    expect_len(OP, "y", &[ids.len(), shape.inputs], y.len())?;
+    if most as usize >= total {
+        return Err(Error::Value { op: OP, arg: "ids", expected: format!("below {total}"), got: most.to_string() });
+    }
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let function = Kernels::on(stream.context())?.function(OP, IMAGE, "linear_lookup")?;
+    let config =
+        LaunchConfig { grid_dim: (ids.len() as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+    let args = shape.args();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&args).arg(&ids).arg(&weight.packed).arg(&mut y);
+    // SAFETY: lengths and the largest id checked above; a block writes its own row.
+    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
+    Ok(())
+}
