@@ -8,6 +8,8 @@ use canopy_kernels::linear::cpu::{self as kernel, PackedWeight};
 
 use crate::check::{Arg, arg};
 use crate::planes::{self, PlaneViews, PlanesMut};
+#[cfg(feature = "cuda")]
+use crate::slices::row_major;
 use crate::slices::{Carried, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
@@ -15,8 +17,9 @@ use crate::wrap::WrapKernelErr;
 const OP: &str = "packed-linear";
 
 /// One or several weight matrices with the same input, read once for all rows. On the CPU bf16 weights stay
-/// bf16, activations are f32, and a row's bits do not depend on the number of rows. On other devices it is candle's
-/// matrix product in the weights' dtype.
+/// bf16, activations are f32, and a row's bits do not depend on the number of rows. On CUDA the same holds for bf16
+/// weights whose input width is a multiple of 4 (products good to 2^-15 of `|x w|`); other weights, and other devices, take
+/// candle's matrix product in the weights' dtype.
 ///
 /// Clones share the weights.
 ///
@@ -44,6 +47,8 @@ pub struct PackedLinear {
 #[derive(Clone, Debug)]
 enum Weights {
     Packed(Arc<PackedWeight>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<crate::cuda::linear::Weight>),
     Plain(Arc<[Tensor]>),
 }
 
@@ -66,10 +71,18 @@ impl PackedLinear {
             outputs.push(weight.shape_but_first(part.layout(), &[inputs])?);
             weight.dtype(part.dtype(), first.dtype())?;
         }
-        let parts = weights.iter().map(|part| part.to_device(device)).collect::<Result<Vec<_>>>()?;
+        let on =
+            |device: &Device| weights.iter().map(|part| part.to_device(device)).collect::<Result<Vec<_>>>();
         let weights = match device {
-            Device::Cpu => Weights::Packed(Arc::new(pack(weight, inputs, &parts)?)),
-            _ => Weights::Plain(parts.into()),
+            Device::Cpu => Weights::Packed(Arc::new(pack(weight, inputs, &on(device)?)?)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) if crate::cuda::linear::takes(first.dtype(), inputs, outputs.len()) => {
+                let parts = on(&Device::Cpu)?;
+                Weights::Cuda(Arc::new(crate::cuda::linear::Weight::new(
+                    weight, inputs, &outputs, &parts, cuda,
+                )?))
+            }
+            _ => Weights::Plain(on(device)?.into()),
         };
         Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone() })
     }
@@ -90,11 +103,12 @@ impl PackedLinear {
     /// Another width, a dtype that is not a float, or another device.
     pub fn forward(&self, x: &Tensor) -> Result<Vec<Tensor>> {
         let rows = self.check(x)?;
-        let weight = match &self.weights {
-            Weights::Packed(weight) => weight,
+        let pack = match &self.weights {
+            Weights::Packed(weight) => x.apply_op1_no_bwd(&Product { weight, outputs: &self.outputs })?,
+            #[cfg(feature = "cuda")]
+            Weights::Cuda(weight) => cuda_product(x, weight, &self.outputs)?,
             Weights::Plain(parts) => return parts.iter().map(|part| plain_product(x, part)).collect(),
         };
-        let pack = x.apply_op1_no_bwd(&Product { weight, outputs: &self.outputs })?;
         let mut views = PlaneViews::new(&pack);
         self.outputs.iter().map(|&out| views.take((rows, out))).collect()
     }
@@ -114,11 +128,14 @@ impl PackedLinear {
                 let pack = x.apply_op1_no_bwd(&Product { weight, outputs: &self.outputs })?;
                 pack.reshape((rows, self.outputs[0]))
             }
+            #[cfg(feature = "cuda")]
+            Weights::Cuda(weight) => cuda_product(x, weight, &self.outputs)?.reshape((rows, self.outputs[0])),
             Weights::Plain(parts) => plain_product(x, &parts[0]),
         }
     }
 
-    /// Rows of the (stacked) matrix by index, f32 on the CPU: an embedding lookup over tied weights. `[ids, in]`.
+    /// Rows of the (stacked) matrix by index, f32 where the weights are packed (the CPU, bf16 on CUDA), otherwise in their dtype: an
+    /// embedding lookup over tied weights. `[ids, in]`.
     ///
     /// # Errors
     /// An index at or past the number of rows.
@@ -134,6 +151,12 @@ impl PackedLinear {
                     weight.row(id as usize, row).wrap()?;
                 }
                 Tensor::from_vec(rows, (ids.len(), self.inputs), &Device::Cpu)
+            }
+            #[cfg(feature = "cuda")]
+            Weights::Cuda(weight) => {
+                let most = ids.iter().copied().max().unwrap_or(0);
+                Tensor::new(ids, &self.device)?
+                    .apply_op1_no_bwd(&crate::cuda::linear::Lookup { weight, most })
             }
             Weights::Plain(parts) => {
                 let ids = Tensor::new(ids, &self.device)?;
@@ -161,6 +184,13 @@ fn pack(weight: Arg, inputs: usize, parts: &[Tensor]) -> Result<PackedWeight> {
     let slices = carried.iter().map(|part| part.values(weight)).collect::<Result<Vec<_>>>()?;
     let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
     PackedWeight::from_f32(inputs, &slices).wrap()
+}
+
+/// The CUDA kernel's product: f32 rows in, the pack back in x's dtype.
+#[cfg(feature = "cuda")]
+fn cuda_product(x: &Tensor, weight: &crate::cuda::linear::Weight, outputs: &[usize]) -> Result<Tensor> {
+    let rows = row_major(&x.to_dtype(DType::F32)?)?;
+    rows.apply_op1_no_bwd(&crate::cuda::linear::Product { weight, outputs })?.to_dtype(x.dtype())
 }
 
 /// candle's product in the weight's dtype, the result in the input's.

@@ -17,6 +17,17 @@ pub(crate) fn elem_count(lens: &[usize]) -> usize {
     lens.iter().fold(0, |end, &len| after(end, len).end)
 }
 
+/// First elements of the planes of a pack.
+#[cfg(feature = "cuda")]
+pub(crate) fn starts(lens: &[usize]) -> Vec<usize> {
+    let planes = lens.iter().scan(0, |end, &len| {
+        let plane = after(*end, len);
+        *end = plane.end;
+        Some(plane.start)
+    });
+    planes.collect()
+}
+
 /// Where the planes of a pack lie.
 pub(crate) fn ranges<const P: usize>(lens: [usize; P]) -> [Range<usize>; P] {
     let mut end = 0;

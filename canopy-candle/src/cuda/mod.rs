@@ -1,6 +1,7 @@
 //! CUDA storages as the views that the kernels take, and results back. Each op's launch is a file here.
 
 pub(crate) mod gdn;
+pub(crate) mod linear;
 
 use std::sync::Arc;
 

@@ -261,7 +261,12 @@ pub fn lookup(
     let total: usize = shape.outputs.iter().sum();
     expect_len(OP, "y", &[ids.len(), shape.inputs], y.len())?;
     if most as usize >= total {
-        return Err(Error::Value { op: OP, arg: "ids", expected: format!("below {total}"), got: most.to_string() });
+        return Err(Error::Value {
+            op: OP,
+            arg: "ids",
+            expected: format!("below {total}"),
+            got: most.to_string(),
+        });
     }
     if ids.is_empty() {
         return Ok(());

@@ -173,8 +173,7 @@ fn refusals(stream: &Arc<CudaStream>) -> Result<(), String> {
     let mut y = stream.alloc_zeros::<f32>(32).map_err(text)?;
     let wrong = forward(stream, &mut product.on_device, x.as_view(), &mut scratch, &[0], y.as_view_mut());
     named(wrong, "x")?;
-    let wrong =
-        forward(stream, &mut product.on_device, x.slice(..128), &mut scratch, &[20], y.as_view_mut());
+    let wrong = forward(stream, &mut product.on_device, x.slice(..128), &mut scratch, &[20], y.as_view_mut());
     named(wrong, "starts")?;
     named(WeightShape::new(6, &[16]), "inputs")?;
     named(WeightShape::new(8, &[]), "parts")

@@ -1,0 +1,105 @@
+//! The product over packed weights.
+
+use std::sync::Mutex;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail,
+};
+use canopy_kernels::linear::launch::{self, WeightOnDevice, WeightShape};
+
+use super::{output, storage, view};
+use crate::check::{Arg, arg};
+use crate::planes;
+use crate::slices::Carried;
+use crate::wrap::WrapKernelErr;
+
+const OP: &str = "packed-linear";
+
+/// Whether the kernel takes such weights.
+pub(crate) fn takes(dtype: DType, inputs: usize, parts: usize) -> bool {
+    dtype == DType::BF16 && inputs.is_multiple_of(4) && (1..=8).contains(&parts)
+}
+
+/// A packed weight; launches over it follow one another on its device's stream.
+#[derive(Debug)]
+pub(crate) struct Weight(Mutex<WeightOnDevice>);
+
+impl Weight {
+    /// Packs bf16 matrices that lie on the CPU.
+    pub(crate) fn new(
+        arg: Arg,
+        inputs: usize,
+        outputs: &[usize],
+        parts: &[Tensor],
+        device: &CudaDevice,
+    ) -> Result<Self> {
+        let carried = parts.iter().map(Carried::new).collect::<Vec<_>>();
+        let slices = carried.iter().map(|part| part.bf16s(arg)).collect::<Result<Vec<_>>>()?;
+        let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
+        let shape = WeightShape::new(inputs, outputs).wrap()?;
+        let packed = device.clone_htod(&shape.pack(&slices).wrap()?)?;
+        Ok(Self(Mutex::new(WeightOnDevice::new(&device.cuda_stream(), shape, packed).wrap()?)))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, WeightOnDevice> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// All outputs as planes of one allocation.
+pub(crate) struct Product<'a> {
+    pub weight: &'a Weight,
+    pub outputs: &'a [usize],
+}
+
+impl CustomOp1 for Product<'_> {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("{OP}: x, expected: a tensor on CUDA, got: Cpu")
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (device, rows) = (x.device(), layout.dims()[0]);
+        let x = view::<f32>(arg(OP, "x"), x, layout)?;
+        let lens = self.outputs.iter().map(|out| rows * out).collect::<Vec<_>>();
+        let count = planes::elem_count(&lens);
+        let mut weight = self.weight.lock();
+        let mut scratch = output::<f32>(device, weight.scratch_len(rows).max(1))?;
+        let mut pack = output::<f32>(device, count)?;
+        let starts = planes::starts(&lens);
+        let y = pack.as_view_mut();
+        launch::forward(&device.cuda_stream(), &mut weight, x, &mut scratch, &starts, y).wrap()?;
+        Ok(storage(device, pack, count))
+    }
+}
+
+/// Rows of the stacked matrix by index; `most` is the largest of the ids.
+pub(crate) struct Lookup<'a> {
+    pub weight: &'a Weight,
+    pub most: u32,
+}
+
+impl CustomOp1 for Lookup<'_> {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("{OP}: ids, expected: a tensor on CUDA, got: Cpu")
+    }
+
+    fn cuda_fwd(&self, ids: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let device = ids.device();
+        let ids = view::<u32>(arg(OP, "ids"), ids, layout)?;
+        let weight = self.weight.lock();
+        let (rows, inputs) = (ids.len(), weight.shape().inputs());
+        let mut y = output::<f32>(device, (rows * inputs).max(1))?;
+        launch::lookup(&device.cuda_stream(), &weight, ids, self.most, y.slice_mut(..rows * inputs))
+            .wrap()?;
+        Ok(storage(device, y, (rows, inputs)))
+    }
+}
