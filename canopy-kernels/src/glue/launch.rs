@@ -100,7 +100,7 @@ pub(super) fn team(op: &'static str, width: usize) -> Result<(usize, u32, u32)> 
             expected: "at least 1".into(),
             got: "0".into(),
         }),
-        ..=512 => Ok((0, 4, 128)),
+        1..=512 => Ok((0, 4, 128)),
         ..=4_096 => Ok((1, 1, 256)),
         ..=16_384 => Ok((2, 1, 1024)),
         _ => {

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         linear::TESTS,
     ];
     let tests = rooms.into_iter().flatten().copied();
-    let trials = tests.into_iter().map(|(name, check)| {
+    let trials = tests.map(|(name, check)| {
         let device = device.clone();
         let ignored = device.is_err();
         Trial::test(name, move || Ok(check(&device?)?)).with_ignored_flag(ignored)
