@@ -101,8 +101,8 @@ pub(super) fn team(op: &'static str, width: usize) -> Result<(usize, u32, u32)> 
             got: "0".into(),
         }),
         1..=512 => Ok((0, 4, 128)),
-        ..=4_096 => Ok((1, 1, 256)),
-        ..=16_384 => Ok((2, 1, 1024)),
+        513..=4_096 => Ok((1, 1, 256)),
+        4_097..=16_384 => Ok((2, 1, 1024)),
         _ => {
             let wanted = format!("rows of {width} values");
             Err(Error::Unsupported { op, wanted, built: "rows of at most 16384 values" })
