@@ -13,12 +13,18 @@ __device__ __forceinline__ float to_f32(__nv_bfloat16 x) { return __bfloat162flo
 __device__ __forceinline__ void store(float* p, float x) { *p = x; }
 __device__ __forceinline__ void store(__nv_bfloat16* p, float x) { *p = __float2bfloat16_rn(x); }
 
-// Four consecutive values, 16 (f32) or 8 (bf16) bytes aligned.
-__device__ __forceinline__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-__device__ __forceinline__ float4 load4(const __nv_bfloat16* p) {
-    const uint2 raw = *reinterpret_cast<const uint2*>(p);
+// Four consecutive values as they lie in memory, 16 (f32) or 8 (bf16) bytes aligned, and widened.
+__device__ __forceinline__ float4 raw4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ __forceinline__ uint2 raw4(const __nv_bfloat16* p) { return *reinterpret_cast<const uint2*>(p); }
+__device__ __forceinline__ float4 widened(float4 raw) { return raw; }
+__device__ __forceinline__ float4 widened(uint2 raw) {
     return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
                        __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));
+}
+
+template <typename T>
+__device__ __forceinline__ float4 load4(const T* p) {
+    return widened(raw4(p));
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -35,5 +41,10 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float acc) {
 }
 
 __device__ __forceinline__ float4 scaled(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
+
+// a s + b.
+__device__ __forceinline__ float4 fma4(float4 a, float s, float4 b) {
+    return make_float4(fmaf(a.x, s, b.x), fmaf(a.y, s, b.y), fmaf(a.z, s, b.z), fmaf(a.w, s, b.w));
+}
 
 }  // namespace canopy

@@ -3,7 +3,7 @@
 // One CTA owns 32 value rows of one value head of one sequence; a warp owns four of them, a lane four keys. 16 path rows are staged at a
 // time in shared memory (12 KiB with the sums). The sum runs along the path, root first. k is normalised again in f32 from qkv.
 #include "args.cuh"
-#include "rows.cuh"
+#include "canopy/gdn_rows.cuh"
 
 namespace canopy {
 

@@ -11,7 +11,7 @@
 // path entry, 28 bytes a node, and the plan.
 #include "canopy/mma.cuh"
 #include "args.cuh"
-#include "rows.cuh"
+#include "canopy/gdn_rows.cuh"
 
 namespace canopy {
 

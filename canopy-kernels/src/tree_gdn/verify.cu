@@ -8,7 +8,7 @@
 // its root path alone and a NaN reaches descendants only.
 // Shared memory of solve: 128 nodes + 44 KiB of staging + tables, at most 88 KiB at 256 nodes.
 #include "args.cuh"
-#include "rows.cuh"
+#include "canopy/gdn_rows.cuh"
 
 namespace canopy {
 

@@ -23,9 +23,15 @@
 //! 4. A padding sequence's outputs and snapshots are zero and touch nothing: `padding_is_inert`.
 //! 5. Verify reads the pool only; commit writes its own slots only: `commit_copies_one_snapshot`.
 //!
-//! Limits: up to 256 nodes per tree; on the CPU f32 only. The truth is room 1's: [`crate::tree_gdn::oracle`].
+//! On CUDA (`launch`, tests in `tests/gpu/serial.rs`) rows are f32 or bf16 and a padding sequence's snapshots are left as they are. A second
+//! form walks chains with the state in registers: no snapshots, the tape of room 1 instead, and on demand the last state in the pool. Both
+//! forms give the same bits.
+//!
+//! Limits: up to 256 nodes per tree; on the CPU f32 only; on CUDA Dk = Dv = 128. The truth is room 1's: [`crate::tree_gdn::oracle`].
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 #[cfg(test)]
 mod tests;
 

@@ -7,6 +7,7 @@ mod fused;
 mod gdn;
 mod glue;
 mod linear;
+mod serial;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         gdn::TESTS,
         glue::TESTS,
         linear::TESTS,
+        serial::TESTS,
     ];
     let tests = rooms.into_iter().flatten().copied();
     let trials = tests.map(|(name, check)| {
