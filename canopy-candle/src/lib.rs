@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod append;
 mod attention;
 mod check;
 mod conv;
@@ -16,6 +17,7 @@ mod slices;
 mod tree;
 mod wrap;
 
+pub use append::{kv_append, kv_append_pair};
 pub use attention::{block_attention, tree_attention};
 pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
 pub use canopy_kernels::tree_gdn::{Solve, Variant};
@@ -27,6 +29,6 @@ pub use gdn_serial::{TreeGdnSerialOutput, tree_gdn_serial_commit, tree_gdn_seria
 pub use glue::{
     NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, rms_norm, swiglu,
 };
-pub use kv::{kv_append, kv_compact};
+pub use kv::kv_compact;
 pub use linear::PackedLinear;
 pub use tree::{DevicePaths, DeviceTree};

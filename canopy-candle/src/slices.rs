@@ -87,6 +87,15 @@ impl<'a> Carried<'a> {
         }
     }
 
+    /// Its values on the device when they are contiguous f32.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_values(
+        &self,
+        arg: Arg,
+    ) -> Result<candle_core::cuda_backend::cudarc::driver::CudaView<'_, f32>> {
+        crate::cuda::glue::whole(arg, self.cuda(arg)?, self.layout)
+    }
+
     /// Its values in f32.
     pub fn values(&self, arg: Arg) -> Result<Cow<'_, [f32]>> {
         values(arg, self.cpu(arg)?, self.layout)
@@ -104,6 +113,34 @@ impl<'a> Carried<'a> {
 /// A tensor as a device's kernels read it: the CPU forwards walk any layout, others take row-major rows.
 pub(crate) fn row_major(tensor: &Tensor) -> Result<Tensor> {
     match tensor.device().is_cpu() {
+        true => Ok(tensor.clone()),
+        false => tensor.contiguous(),
+    }
+}
+
+/// (rows, width, elements from row to row) of a layout whose every row, an index of the first dimension, lies in one piece; one row
+/// below two dimensions.
+pub(crate) fn matrix(layout: &Layout) -> Option<(usize, usize, usize)> {
+    let (rows, inner, strides) = match (layout.dims(), layout.stride()) {
+        ([rows, inner @ ..], [stride, strides @ ..]) if !inner.is_empty() => {
+            ((*rows, *stride), inner, strides)
+        }
+        (dims, strides) => ((1, 0), dims, strides),
+    };
+    let mut width = 1;
+    for (&size, &stride) in inner.iter().zip(strides).rev() {
+        if size > 1 && stride != width {
+            return None;
+        }
+        width *= size;
+    }
+    let (rows, stride) = if rows.0 > 1 { rows } else { (rows.0, width) };
+    (stride >= width).then_some((rows, width, stride))
+}
+
+/// As [`row_major`] for kernels that read rows at any distance from each other: columns of a wider matrix are left in place.
+pub(crate) fn row_pieces(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.device().is_cpu() || matrix(tensor.layout()).is_some() {
         true => Ok(tensor.clone()),
         false => tensor.contiguous(),
     }

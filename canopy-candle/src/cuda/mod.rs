@@ -1,7 +1,9 @@
 //! CUDA storages as the views that the kernels take, and results back. Each op's launch is a file here.
 
 pub(crate) mod gdn;
+pub(crate) mod glue;
 pub(crate) mod linear;
+pub(crate) mod lists;
 
 use std::sync::Arc;
 
@@ -49,10 +51,10 @@ fn range<T: WithDType>(arg: Arg, storage: &CudaStorage, layout: &Layout) -> Resu
     Ok(start..start + layout.shape().elem_count())
 }
 
-/// An output that the kernel writes whole; where it is a pack, no view shows the gaps between its planes.
+/// An output that the kernel writes whole, of at least one element, since no device buffer is empty; where it is a pack, no view shows the gaps between its planes.
 pub(crate) fn output<T: DeviceRepr>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
     // SAFETY: the caller's kernel writes every element before anything reads one.
-    unsafe { device.alloc::<T>(len) }
+    unsafe { device.alloc::<T>(len.max(1)) }
 }
 
 /// A finished output.

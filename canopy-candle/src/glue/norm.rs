@@ -1,12 +1,18 @@
 //! RMS norms.
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use canopy_kernels::glue::cpu::{self as kernel, Norm};
+#[cfg(feature = "cuda")]
+use canopy_kernels::glue::launch;
 
 use crate::check::{Arg, arg};
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::planes::{self, PlaneViews, PlanesMut};
-use crate::slices::{storage_from, values};
+use crate::slices::{row_major, row_pieces, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -47,7 +53,7 @@ impl NormKind {
 /// A weight of another width, a dtype that is not a float, or two devices.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32, kind: NormKind) -> Result<Tensor> {
     check_devices(RMS, x.device(), &[("weight", weight)])?;
-    x.apply_op2_no_bwd(weight, &RmsNorm { eps, kind })
+    row_major(x)?.apply_op2_no_bwd(&row_major(weight)?, &RmsNorm { eps, kind })
 }
 
 struct RmsNorm {
@@ -81,6 +87,23 @@ impl CustomOp2 for RmsNorm {
         kernel::rms_norm(self.kind.norm(&weight, self.eps), &x, &mut out).wrap()?;
         Ok((storage_from(out, dtype), x_l.shape().clone()))
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_l: &Layout,
+        w: &CudaStorage,
+        w_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        check_weight(arg(RMS, "weight"), w_l, x_l)?;
+        let (device, rows) = (x.device(), cuda::glue::whole(arg(RMS, "x"), x, x_l)?);
+        let weight = cuda::glue::whole(arg(RMS, "weight"), w, w_l)?;
+        let norm = cuda::glue::norm(self.kind, &weight, self.eps);
+        let mut out = cuda::output::<f32>(device, rows.len())?;
+        launch::rms_norm(&device.cuda_stream(), norm, &rows, &mut out.slice_mut(..rows.len())).wrap()?;
+        Ok(cuda::storage(device, out, x_l.shape().clone()))
+    }
 }
 
 /// `(sum, rms_norm(sum))` with `sum = x + residual`; the two are views of one allocation.
@@ -108,7 +131,11 @@ pub fn add_rms_norm(
     kind: NormKind,
 ) -> Result<(Tensor, Tensor)> {
     check_devices(ADD_RMS, x.device(), &[("residual", residual), ("weight", weight)])?;
-    let pack = x.apply_op3_no_bwd(residual, weight, &AddRmsNorm { eps, kind })?;
+    let pack = row_major(x)?.apply_op3_no_bwd(
+        &row_major(residual)?,
+        &row_major(weight)?,
+        &AddRmsNorm { eps, kind },
+    )?;
     let mut views = PlaneViews::new(&pack);
     Ok((views.take(x.shape())?, views.take(x.shape())?))
 }
@@ -145,6 +172,32 @@ impl CustomOp3 for AddRmsNorm {
         let shape = pack.len().into();
         Ok((storage_from(pack, dtype), shape))
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_l: &Layout,
+        residual: &CudaStorage,
+        residual_l: &Layout,
+        w: &CudaStorage,
+        w_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        check_weight(arg(ADD_RMS, "weight"), w_l, x_l)?;
+        arg(ADD_RMS, "residual").shape(residual_l, x_l.dims())?;
+        let (device, rows) = (x.device(), cuda::glue::whole(arg(ADD_RMS, "x"), x, x_l)?);
+        let residual = cuda::glue::whole(arg(ADD_RMS, "residual"), residual, residual_l)?;
+        let weight = cuda::glue::whole(arg(ADD_RMS, "weight"), w, w_l)?;
+        let norm = cuda::glue::norm(self.kind, &weight, self.eps);
+        let lens = [rows.len(); 2];
+        let mut pack = cuda::output::<f32>(device, planes::elem_count(&lens))?;
+        let [sum, out] = planes::ranges(lens);
+        let (mut head, mut tail) = pack.split_at_mut(out.start);
+        let outs = [&mut head.slice_mut(sum), &mut tail.slice_mut(..out.len())];
+        launch::add_rms_norm(&device.cuda_stream(), norm, [&rows, &residual], outs).wrap()?;
+        let len = planes::elem_count(&lens);
+        Ok(cuda::storage(device, pack, len))
+    }
 }
 
 /// `rms_norm(o) * silu(z)` per head, the weight plain: a GDN layer's output norm.
@@ -166,11 +219,23 @@ impl CustomOp3 for AddRmsNorm {
 /// A shape that differs from the above, a dtype that is not a float, or two devices.
 pub fn gated_rms_norm(o: &Tensor, z: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     check_devices(GATED, o.device(), &[("z", z), ("weight", weight)])?;
-    o.apply_op3_no_bwd(z, weight, &GatedRmsNorm { eps })
+    row_major(o)?.apply_op3_no_bwd(&row_pieces(z)?, &row_major(weight)?, &GatedRmsNorm { eps })
 }
 
 struct GatedRmsNorm {
     eps: f32,
+}
+
+impl GatedRmsNorm {
+    /// Both devices' checks of shapes; returns Hv.
+    fn check(o: &Layout, z: &Layout, weight: &Layout) -> Result<usize> {
+        let &[rows, heads, width] = o.dims() else {
+            return arg(GATED, "o").refuse(format_args!("[N, Hv, Dv]"), format_args!("{:?}", o.dims()));
+        };
+        arg(GATED, "z").shape(z, &[rows, heads * width])?;
+        arg(GATED, "weight").shape(weight, &[width])?;
+        Ok(heads)
+    }
 }
 
 impl CustomOp3 for GatedRmsNorm {
@@ -187,11 +252,7 @@ impl CustomOp3 for GatedRmsNorm {
         w: &CpuStorage,
         w_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let &[rows, heads, width] = o_l.dims() else {
-            return arg(GATED, "o").refuse(format_args!("[N, Hv, Dv]"), format_args!("{:?}", o_l.dims()));
-        };
-        arg(GATED, "z").shape(z_l, &[rows, heads * width])?;
-        arg(GATED, "weight").shape(w_l, &[width])?;
+        Self::check(o_l, z_l, w_l)?;
         let dtype = z.dtype();
         let o = values(arg(GATED, "o"), o, o_l)?;
         let z = values(arg(GATED, "z"), z, z_l)?;
@@ -199,5 +260,27 @@ impl CustomOp3 for GatedRmsNorm {
         let mut out = vec![0f32; o.len()];
         kernel::gated_rms_norm(NormKind::Plain.norm(&weight, self.eps), &o, &z, &mut out).wrap()?;
         Ok((storage_from(out, dtype), z_l.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        o: &CudaStorage,
+        o_l: &Layout,
+        z: &CudaStorage,
+        z_l: &Layout,
+        w: &CudaStorage,
+        w_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let heads = Self::check(o_l, z_l, w_l)?;
+        let (device, rows) = (o.device(), cuda::glue::whole(arg(GATED, "o"), o, o_l)?);
+        let z = cuda::glue::rows(arg(GATED, "z"), z, z_l)?;
+        let weight = cuda::glue::whole(arg(GATED, "weight"), w, w_l)?;
+        let norm = cuda::glue::norm(NormKind::Plain, &weight, self.eps);
+        let mut out = cuda::output::<f32>(device, rows.len())?;
+        let stream = device.cuda_stream();
+        launch::gated_rms_norm(&stream, norm, heads, &rows, z.rows(), &mut out.slice_mut(..rows.len()))
+            .wrap()?;
+        Ok(cuda::storage(device, out, z_l.shape().clone()))
     }
 }

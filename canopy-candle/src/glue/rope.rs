@@ -1,14 +1,20 @@
 //! From projected queries and keys to attention inputs, and the attention's output gate.
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use canopy_kernels::AttnDims;
 use canopy_kernels::glue::cpu as kernel;
+#[cfg(feature = "cuda")]
+use canopy_kernels::glue::launch;
 
 use super::NormKind;
 use crate::check::arg;
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::planes::{self, PlaneViews, PlanesMut};
-use crate::slices::{Carried, storage_from, values};
+use crate::slices::{Carried, row_major, row_pieces, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -82,7 +88,7 @@ pub fn qk_norm_rope(
         k_norm: Carried::new(&op.k_norm),
         inv_freq: Carried::new(&op.inv_freq),
     };
-    let pack = q_proj.apply_op2_no_bwd(k_proj, &carried)?;
+    let pack = row_pieces(q_proj)?.apply_op2_no_bwd(&row_pieces(k_proj)?, &carried)?;
     let mut views = PlaneViews::new(&pack);
     let (rows, dims) = (positions.len(), op.dims);
     let q = views.take((rows, dims.q_heads, dims.head_dim))?;
@@ -151,6 +157,42 @@ impl CustomOp2 for Rope<'_> {
         let shape = pack.len().into();
         Ok((storage_from(pack, dtype), shape))
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_l: &Layout,
+        k: &CudaStorage,
+        k_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.check(q_l, k_l)?;
+        let device = q.device();
+        let q_proj = cuda::glue::rows(arg(ROPE, "q_proj"), q, q_l)?;
+        let k_proj = cuda::glue::rows(arg(ROPE, "k_proj"), k, k_l)?;
+        let q_norm = self.q_norm.cuda_values(arg(ROPE, "q_norm"))?;
+        let k_norm = self.k_norm.cuda_values(arg(ROPE, "k_norm"))?;
+        let inv_freq = self.inv_freq.cuda_values(arg(ROPE, "inv_freq"))?;
+        let (rows, QkNormRope { dims, gated, eps, kind, .. }) = (self.positions.len(), self.op);
+        let positions = cuda::lists::on_device(device, self.positions)?;
+        let lens = [rows * dims.q_width(), rows * dims.kv_width()];
+        let mut pack = cuda::output::<f32>(device, planes::elem_count(&lens))?;
+        let [q, k] = planes::ranges(lens);
+        let (mut head, mut tail) = pack.split_at_mut(k.start);
+        let outs = [&mut head.slice_mut(q), &mut tail.slice_mut(..k.len())];
+        let op = launch::QkNormRope {
+            dims: *dims,
+            gated: *gated,
+            q_norm: cuda::glue::norm(*kind, &q_norm, *eps),
+            k_norm: cuda::glue::norm(*kind, &k_norm, *eps),
+            inv_freq: &inv_freq,
+            positions: &positions.slice(..rows),
+        };
+        let inputs = [q_proj.rows(), k_proj.rows()];
+        launch::qk_norm_rope(&device.cuda_stream(), op, inputs, outs).wrap()?;
+        let len = planes::elem_count(&lens);
+        Ok(cuda::storage(device, pack, len))
+    }
 }
 
 /// `attn * sigmoid(gate)` with the gate taken from a gated `q_proj`.
@@ -172,11 +214,20 @@ impl CustomOp2 for Rope<'_> {
 /// A shape, dtype or device that differs from the above.
 pub fn attn_gate(dims: AttnDims, attn: &Tensor, q_proj: &Tensor) -> Result<Tensor> {
     check_devices(GATE, attn.device(), &[("q_proj", q_proj)])?;
-    attn.apply_op2_no_bwd(q_proj, &AttnGate { dims })
+    row_major(attn)?.apply_op2_no_bwd(&row_pieces(q_proj)?, &AttnGate { dims })
 }
 
 struct AttnGate {
     dims: AttnDims,
+}
+
+impl AttnGate {
+    /// Both devices' checks of shapes; returns N.
+    fn check(&self, attn: &Layout, q_proj: &Layout) -> Result<usize> {
+        let rows = arg(GATE, "attn").shape_but_first(attn, &[self.dims.q_heads, self.dims.head_dim])?;
+        arg(GATE, "q_proj").shape(q_proj, &[rows, 2 * self.dims.q_width()])?;
+        Ok(rows)
+    }
 }
 
 impl CustomOp2 for AttnGate {
@@ -192,13 +243,31 @@ impl CustomOp2 for AttnGate {
         q_proj_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let dims = self.dims;
-        let rows = arg(GATE, "attn").shape_but_first(attn_l, &[dims.q_heads, dims.head_dim])?;
-        arg(GATE, "q_proj").shape(q_proj_l, &[rows, 2 * dims.q_width()])?;
+        let rows = self.check(attn_l, q_proj_l)?;
         let dtype = attn.dtype();
         let attn = values(arg(GATE, "attn"), attn, attn_l)?;
         let q_proj = values(arg(GATE, "q_proj"), q_proj, q_proj_l)?;
         let mut out = vec![0f32; attn.len()];
         kernel::attn_gate(dims, &attn, &q_proj, &mut out).wrap()?;
         Ok((storage_from(out, dtype), (rows, dims.q_width()).into()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        attn: &CudaStorage,
+        attn_l: &Layout,
+        q_proj: &CudaStorage,
+        q_proj_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let rows = self.check(attn_l, q_proj_l)?;
+        let device = attn.device();
+        let attn = cuda::glue::whole(arg(GATE, "attn"), attn, attn_l)?;
+        let q_proj = cuda::glue::rows(arg(GATE, "q_proj"), q_proj, q_proj_l)?;
+        let mut out = cuda::output::<f32>(device, attn.len())?;
+        let stream = device.cuda_stream();
+        launch::attn_gate(&stream, self.dims, &attn, q_proj.rows(), &mut out.slice_mut(..attn.len()))
+            .wrap()?;
+        Ok(cuda::storage(device, out, (rows, self.dims.q_width())))
     }
 }

@@ -1,11 +1,19 @@
 //! The MLP's gate.
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use canopy_kernels::glue::cpu as kernel;
+#[cfg(feature = "cuda")]
+use canopy_kernels::glue::launch;
 
 use crate::check::arg;
-use crate::slices::{storage_from, values};
+#[cfg(feature = "cuda")]
+use crate::cuda;
+#[cfg(feature = "cuda")]
+use crate::slices::matrix;
+use crate::slices::{row_pieces, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -26,7 +34,7 @@ const OP: &str = "swiglu";
 /// Shapes that differ, a dtype that is not a float, or two devices.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     check_devices(OP, gate.device(), &[("up", up)])?;
-    gate.apply_op2_no_bwd(up, &Swiglu)
+    row_pieces(gate)?.apply_op2_no_bwd(&row_pieces(up)?, &Swiglu)
 }
 
 struct Swiglu;
@@ -50,5 +58,24 @@ impl CustomOp2 for Swiglu {
         let mut out = vec![0f32; gate.len()];
         kernel::swiglu(&gate, &up, &mut out).wrap()?;
         Ok((storage_from(out, dtype), gate_l.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        gate: &CudaStorage,
+        gate_l: &Layout,
+        up: &CudaStorage,
+        up_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        arg(OP, "up").shape(up_l, gate_l.dims())?;
+        let device = gate.device();
+        let gate = cuda::glue::rows(arg(OP, "gate"), gate, gate_l)?;
+        let up = cuda::glue::rows(arg(OP, "up"), up, up_l)?;
+        let width = matrix(gate_l).map_or(0, |(_, width, _)| width);
+        let len = gate_l.shape().elem_count();
+        let (mut out, stream) = (cuda::output::<f32>(device, len)?, device.cuda_stream());
+        launch::swiglu(&stream, width, gate.rows(), up.rows(), &mut out.slice_mut(..len)).wrap()?;
+        Ok(cuda::storage(device, out, gate_l.shape().clone()))
     }
 }

@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, DraftTree, GdnDims, NormKind, PackedLinear,
     QkNormRope, TreeBatch, TreeGdnOutput, TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate,
-    block_attention, gated_rms_norm, gates, kv_append, kv_compact, qk_norm_rope, rms_norm, swiglu,
-    tree_attention, tree_conv, tree_conv_commit, tree_gdn_commit, tree_gdn_serial_commit,
+    block_attention, gated_rms_norm, gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope, rms_norm,
+    swiglu, tree_attention, tree_conv, tree_conv_commit, tree_gdn_commit, tree_gdn_serial_commit,
     tree_gdn_serial_verify, tree_gdn_verify, tree_gdn_verify_into,
 };
 
@@ -259,8 +259,8 @@ fn caches() {
         |rows: &Tensor, cu: &[i32], slots: &[i32], starts: &[i32]| kv_append(&cache, rows, cu, slots, starts);
     refused(run(&zeros(&[3, 4]), &[0, 3], &[0], &[0]), "kv-append: rows, expected: [_, 1, 4], got: [3, 4]");
     refused(
-        run(&of(DType::BF16, &[3, 1, 4]), &[0, 3], &[0], &[0]),
-        "kv-append: rows, expected: F32, got: BF16",
+        run(&of(DType::U32, &[3, 1, 4]), &[0, 3], &[0], &[0]),
+        "kv-append: rows, expected: F32, BF16 or F16, got: U32",
     );
     refused(run(&rows, &[0, 3], &[0, 1], &[0, 0]), "kv-append: cu_rows, expected: 3 entries, got: 2");
     refused(run(&rows, &[0, 3], &[0], &[]), "kv-append: starts, expected: 1 entries, got: 0");
@@ -276,6 +276,28 @@ fn caches() {
     refused(
         kv_append(&zeros(&[6, 1, 4]), &rows, &[0, 3], &[0], &[0]),
         "kv-append: cache, expected: [slots, capacity, Hkv, D], got: [6, 1, 4]",
+    );
+    let pair = |values: &Tensor, v: &Tensor| {
+        kv_append_pair((&cache, values), (&rows, v), &[0, 3], &[0], &[0]).map_err(|error| {
+            let written = cache.abs().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap();
+            assert_eq!(written, 0.0);
+            error
+        })
+    };
+    let values = zeros(&[2, 6, 1, 4]);
+    refused(pair(&values, &zeros(&[3, 4])), "kv-append: v, expected: [_, 1, 4], got: [3, 4]");
+    refused(
+        pair(&zeros(&[2, 5, 1, 4]), &rows),
+        "kv-append: values, expected: [2, 6, 1, 4], got: [2, 5, 1, 4]",
+    );
+    refused(pair(&of(DType::BF16, &[2, 6, 1, 4]), &rows), "kv-append: values, expected: F32, got: BF16");
+    refused(
+        pair(&cache, &rows),
+        "kv-append: values, expected: storage of its own, got: the destination's storage",
+    );
+    refused(
+        pair(&values, &values.get(0).unwrap().narrow(0, 0, 3).unwrap()),
+        "kv-append: v, expected: storage of its own, got: the destination's storage",
     );
     refused(kv_compact(&cache, &paths, &[]), "kv-compact: prefix_lens, expected: 1 entries, got: 0");
     refused(

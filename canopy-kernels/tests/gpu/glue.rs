@@ -373,7 +373,8 @@ fn append(stream: &Arc<CudaStream>) -> Outcome {
         let (k, mut v) = (random.normals(rows * width), random.normals(rows * width));
         (v[0], v[width + 1]) = (f32::NAN, f32::INFINITY);
         let old = random.normals(pool_rows * width);
-        let to = Destinations::new(stream, &destinations).map_err(text)?;
+        let on_device = gpu.up(&destinations)?;
+        let to = Destinations { host: &destinations, on_device: &on_device.as_view() };
         let (all, starts, stride) = columns(rows, &[&k, &v]);
         let all = gpu.up(&all)?;
         let (kr, vr) =
@@ -395,17 +396,17 @@ fn append(stream: &Arc<CudaStream>) -> Outcome {
 
         let (mut keys, mut values) = (gpu.up(&narrow(&old))?, gpu.up(&narrow(&old))?);
         let pools = [&mut keys.as_view_mut(), &mut values.as_view_mut()];
-        launch::kv_append_pair::<bf16>(stream, width, &to, [kr, vr], pools).map_err(text)?;
+        launch::kv_append_pair::<bf16>(stream, width, to, [kr, vr], pools).map_err(text)?;
         if !same16(&gpu.down(&keys)?, &want(&k)) || !same16(&gpu.down(&values)?, &want(&v)) {
             return Err(format!("bf16 pair, width {width}"));
         }
         let mut alone = gpu.up(&narrow(&old))?;
-        launch::kv_append::<bf16>(stream, width, &to, vr, &mut alone.as_view_mut()).map_err(text)?;
+        launch::kv_append::<bf16>(stream, width, to, vr, &mut alone.as_view_mut()).map_err(text)?;
         if !same16(&gpu.down(&alone)?, &want(&v)) {
             return Err(format!("bf16 alone, width {width}"));
         }
         let mut plain = gpu.up(&old)?;
-        launch::kv_append::<f32>(stream, width, &to, vr, &mut plain.as_view_mut()).map_err(text)?;
+        launch::kv_append::<f32>(stream, width, to, vr, &mut plain.as_view_mut()).map_err(text)?;
         if bits(&gpu.down(&plain)?) != bits(&want(&v)) {
             return Err(format!("f32 alone, width {width}"));
         }
@@ -438,13 +439,15 @@ fn refusals(stream: &Arc<CudaStream>) -> Outcome {
         "swiglu: up, expected: a row stride of 8 to 4294967295, got: 7",
     )?;
     said(launch::swiglu(stream, 8, rows(8), rows(9), &mut out), "swiglu: up, expected: [35], got: [32]")?;
-    let to = Destinations::new(stream, &[0, 4, 1, 2]).map_err(text)?;
-    said(
-        launch::kv_append::<f32>(stream, 8, &to, rows(8), &mut out),
-        "kv-append: cache, expected: at least 5 rows, got: 4",
-    )?;
-    match Destinations::new(stream, &[-2]) {
-        Err(e) => said(Err(e), "kv-append: destinations, expected: rows from -1 up, got: -2"),
-        Ok(_) => Err("a destination of -2 was accepted".into()),
+    for (at, bad) in [(1, 4), (2, -2)] {
+        let mut host = [0, 1, 2, -1];
+        host[at] = bad;
+        let on_device = gpu.up(&host)?;
+        let to = Destinations { host: &host, on_device: &on_device.as_view() };
+        said(
+            launch::kv_append::<f32>(stream, 8, to, rows(8), &mut out),
+            &format!("kv-append: destinations, expected: rows of cache below 4, or -1, got: {bad}"),
+        )?;
     }
+    Ok(())
 }

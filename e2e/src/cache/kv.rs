@@ -1,7 +1,7 @@
 //! Keys and values of one attention layer.
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{AttnDims, DevicePaths, kv_append, kv_compact};
+use canopy_candle::{AttnDims, DevicePaths, kv_append_pair, kv_compact};
 
 use crate::Result;
 
@@ -23,7 +23,7 @@ impl KvPool {
         Ok(Self { keys, values: Tensor::zeros(shape, dtype, device)?, capacity })
     }
 
-    /// Writes packed rows `[N, Hkv, D]` at `starts` of their slots.
+    /// Writes packed rows `[N, Hkv, D]`, rounded to the pools' dtype, at `starts` of their slots.
     pub fn append(
         &self,
         keys: &Tensor,
@@ -32,9 +32,7 @@ impl KvPool {
         slots: &[i32],
         starts: &[i32],
     ) -> Result<()> {
-        let dtype = self.keys.dtype();
-        kv_append(&self.keys, &keys.to_dtype(dtype)?, cu_rows, slots, starts)?;
-        Ok(kv_append(&self.values, &values.to_dtype(dtype)?, cu_rows, slots, starts)?)
+        Ok(kv_append_pair((&self.keys, &self.values), (keys, values), cu_rows, slots, starts)?)
     }
 
     /// Moves accepted rows to the front of the window that starts at `prefix_lens`.

@@ -1,7 +1,7 @@
 //! tree_conv, gates, kv_append and kv_compact.
 
 use candle_core::{DType, Device, Result, Tensor};
-use canopy_candle::{gates, kv_append, kv_compact, tree_conv, tree_conv_commit};
+use canopy_candle::{gates, kv_append, kv_append_pair, kv_compact, tree_conv, tree_conv_commit};
 use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
 
 use crate::support::{Rng, batch, bits, f32s, inside_nan, layouts, max_abs, on_cpu, paths};
@@ -98,6 +98,15 @@ fn append_puts_every_row_where_its_sequence_continues() -> Result<()> {
                 expected[(slot * 6 + at) * 6..][..6].copy_from_slice(&values[row * 6..row * 6 + 6]);
             }
             assert_eq!(f32s(&cache), expected, "{dtype:?}, {how}");
+            // A pair of other rows in f32, rounded to the pools' dtype.
+            let pools = [Tensor::zeros((3, 6, 2, 3), dtype, dev)?, Tensor::zeros((3, 6, 2, 3), dtype, dev)?];
+            let (wide, others) = (rows.to_dtype(DType::F32)?, rng.tensor(&[5, 2, 3]));
+            let (cu_rows, slots, starts) = ([0, 2, 3, 3, 5], [2, -1, 1, 0], [4, 99, 0, 1]);
+            kv_append_pair((&pools[0], &pools[1]), (&wide, &others), &cu_rows, &slots, &starts)?;
+            assert_eq!(f32s(&pools[0]), expected, "{dtype:?}, {how}");
+            let alone = Tensor::zeros((3, 6, 2, 3), dtype, dev)?;
+            kv_append(&alone, &others.to_dtype(dtype)?, &cu_rows, &slots, &starts)?;
+            assert_eq!(f32s(&pools[1]), f32s(&alone), "{dtype:?}, {how}");
         }
     }
     Ok(())

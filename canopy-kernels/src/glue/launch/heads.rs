@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::{Norm, Rows, launched, quads, rows_of};
 use crate::cuda::Kernels;
@@ -137,48 +137,36 @@ impl PoolElement for half::bf16 {
 }
 
 /// Where in a pool of rows every packed row goes: `slot * capacity + position`, or -1 for nowhere.
-#[derive(Clone, Debug)]
-pub struct Destinations {
-    on_device: CudaSlice<i32>,
-    rows: usize,
-    /// Rows that the pool must have.
-    least: usize,
+#[derive(Clone, Copy)]
+pub struct Destinations<'a> {
+    /// The list itself.
+    pub host: &'a [i32],
+    /// The same list on the device.
+    pub on_device: &'a CudaView<'a, i32>,
 }
 
-impl Destinations {
-    /// Copies the list to the device.
-    ///
-    /// # Errors
-    /// A row below -1 or a driver error.
-    pub fn new(stream: &Arc<CudaStream>, rows: &[i32]) -> Result<Self> {
+impl Destinations<'_> {
+    /// Checks the rows and their pool; returns N.
+    fn check(
+        self,
+        (arg, pool_arg): (&'static str, &'static str),
+        width: usize,
+        rows: Rows<'_>,
+        pool: usize,
+    ) -> Result<usize> {
         const OP: &str = "kv-append";
-        if let Some(row) = rows.iter().find(|&&row| row < -1) {
-            let (expected, got) = ("rows from -1 up".into(), row.to_string());
-            return Err(Error::Value { op: OP, arg: "destinations", expected, got });
+        let n = self.host.len();
+        expect_len(OP, "destinations on the device", &[n], self.on_device.len())?;
+        rows.check(OP, arg, n, width)?;
+        let pool_rows = rows_of(OP, pool_arg, pool, width)?;
+        match self.host.iter().find(|&&to| to < -1 || to >= pool_rows as i32) {
+            None => Ok(n),
+            Some(to) => {
+                let expected = format!("rows of {pool_arg} below {pool_rows}, or -1");
+                Err(Error::Value { op: OP, arg: "destinations", expected, got: to.to_string() })
+            }
         }
-        let least = rows.iter().max().map_or(0, |&row| (row + 1) as usize);
-        let on_device = stream
-            .clone_htod(if rows.is_empty() { &[-1][..] } else { rows })
-            .map_err(|source| Error::Driver { op: OP, source })?;
-        Ok(Self { on_device, rows: rows.len(), least })
     }
-}
-
-fn check_append(
-    (arg, pool_arg): (&'static str, &'static str),
-    width: usize,
-    to: &Destinations,
-    rows: Rows<'_>,
-    pool: usize,
-) -> Result<()> {
-    const OP: &str = "kv-append";
-    rows.check(OP, arg, to.rows, width)?;
-    let pool_rows = rows_of(OP, pool_arg, pool, width)?;
-    if pool_rows >= to.least {
-        return Ok(());
-    }
-    let expected = format!("at least {} rows", to.least);
-    Err(Error::Value { op: OP, arg: pool_arg, expected, got: pool_rows.to_string() })
 }
 
 /// Writes packed rows of `width` values, narrowed to the pool's type, to their rows of `pool` `[rows, width]`. Two rows of
@@ -189,13 +177,13 @@ fn check_append(
 pub fn kv_append<T: PoolElement>(
     stream: &Arc<CudaStream>,
     width: usize,
-    to: &Destinations,
+    to: Destinations<'_>,
     rows: Rows<'_>,
     pool: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
     const OP: &str = "kv-append";
-    check_append(("rows", "cache"), width, to, rows, pool.len())?;
-    if to.rows == 0 || width == 0 {
+    let n = to.check(("rows", "cache"), width, rows, pool.len())?;
+    if n == 0 || width == 0 {
         return Ok(());
     }
     let function = Kernels::on(stream.context())?.function(OP, "glue/append", T::SYMBOL)?;
@@ -207,11 +195,11 @@ pub fn kv_append<T: PoolElement>(
         .arg(&stride)
         .arg(rows.data)
         .arg(&none)
-        .arg(&to.on_device)
+        .arg(to.on_device)
         .arg(pool)
         .arg(&none);
     // SAFETY: lengths and destinations checked above; one plane, so the null pointers are not read.
-    launched(OP, unsafe { launch.launch(quads(to.rows, width.div_ceil(4), 1)) })
+    launched(OP, unsafe { launch.launch(quads(n, width.div_ceil(4), 1)) })
 }
 
 /// [`kv_append`] of keys and values in one launch.
@@ -221,23 +209,23 @@ pub fn kv_append<T: PoolElement>(
 pub fn kv_append_pair<T: PoolElement>(
     stream: &Arc<CudaStream>,
     width: usize,
-    to: &Destinations,
+    to: Destinations<'_>,
     [k, v]: [Rows<'_>; 2],
     [keys, values]: [&mut CudaViewMut<'_, T>; 2],
 ) -> Result<()> {
     const OP: &str = "kv-append";
-    check_append(("k", "keys"), width, to, k, keys.len())?;
-    check_append(("v", "values"), width, to, v, values.len())?;
-    if to.rows == 0 || width == 0 {
+    let n = to.check(("k", "keys"), width, k, keys.len())?;
+    to.check(("v", "values"), width, v, values.len())?;
+    if n == 0 || width == 0 {
         return Ok(());
     }
     let function = Kernels::on(stream.context())?.function(OP, "glue/append", T::SYMBOL)?;
     let (columns, k_stride, v_stride) = (width as u32, k.stride as u32, v.stride as u32);
     let mut launch = stream.launch_builder(&function);
-    launch.arg(&columns).arg(&k_stride).arg(&v_stride).arg(k.data).arg(v.data).arg(&to.on_device);
+    launch.arg(&columns).arg(&k_stride).arg(&v_stride).arg(k.data).arg(v.data).arg(to.on_device);
     launch.arg(keys).arg(values);
     // SAFETY: lengths and destinations checked above.
-    launched(OP, unsafe { launch.launch(quads(to.rows, width.div_ceil(4), 2)) })
+    launched(OP, unsafe { launch.launch(quads(n, width.div_ceil(4), 2)) })
 }
 
 /// As [`super::super::cpu::attn_gate`]; `attn`, `out` `[N, Hq, D]`, `q_proj` rows of `[Hq, 2 D]`.
