@@ -18,6 +18,7 @@ mod numeric;
 mod team;
 #[cfg(test)]
 mod test_support;
+pub mod top_tokens;
 pub mod tree;
 pub mod tree_attention;
 pub mod tree_conv;

@@ -8,6 +8,7 @@ mod gdn;
 mod glue;
 mod linear;
 mod serial;
+mod top_tokens;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         glue::TESTS,
         linear::TESTS,
         serial::TESTS,
+        top_tokens::TESTS,
     ];
     let tests = rooms.into_iter().flatten().copied();
     let trials = tests.map(|(name, check)| {

@@ -1,0 +1,84 @@
+//! Launches of the CUDA kernels. Every argument is checked before a launch.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+
+use super::{OP, check};
+use crate::cuda::Kernels;
+use crate::error::expect_len;
+use crate::{Error, Result};
+
+/// Logits of one segment, and logits of one CTA of the first pass.
+const SEGMENT: usize = 128;
+const CTA: usize = 2048;
+
+/// Most tokens of one row, and the largest vocabulary.
+pub const MOST_K: usize = 64;
+const MOST_VOCAB: usize = 1 << 19;
+
+/// Segments of one row of logits; scratch has one key and one sum for each segment of every row.
+pub fn segments(vocab: usize) -> usize {
+    vocab.div_ceil(SEGMENT)
+}
+
+/// What the first pass leaves for the second, `[N, segments]` each.
+pub struct Scratch<'a> {
+    /// Best logit and its token.
+    pub bests: CudaViewMut<'a, u64>,
+    /// Sum of the exponentials.
+    pub sums: CudaViewMut<'a, f32>,
+}
+
+/// `logits` `[N, vocab]` -> `out` `[N, 2 + 2 k]`; see the room's page.
+///
+/// # Errors
+/// A wrong length, k beyond 64 or a vocabulary beyond 524,288, before the launches.
+pub fn forward(
+    stream: &Arc<CudaStream>,
+    (vocab, k): (usize, usize),
+    logits: &CudaView<'_, f32>,
+    mut scratch: Scratch<'_>,
+    out: &mut CudaViewMut<'_, u32>,
+) -> Result<()> {
+    let rows = check(logits.len(), vocab, k, out.len())?;
+    if k > MOST_K || vocab > MOST_VOCAB {
+        let wanted = format!("the best {k} of {vocab}");
+        return Err(Error::Unsupported { op: OP, wanted, built: "the best 64 of 524288" });
+    }
+    let segments = segments(vocab);
+    expect_len(OP, "scratch.bests", &[rows, segments], scratch.bests.len())?;
+    expect_len(OP, "scratch.sums", &[rows, segments], scratch.sums.len())?;
+    if rows > usize::from(u16::MAX) {
+        let expected = format!("at most {} rows", u16::MAX);
+        return Err(Error::Value { op: OP, arg: "logits", expected, got: rows.to_string() });
+    }
+    if rows == 0 {
+        return Ok(());
+    }
+    let kernels = Kernels::on(stream.context())?;
+    let driver = |source| Error::Driver { op: OP, source };
+    let (columns, parts, best) = (vocab as u32, segments as u32, k as u32);
+
+    let function = kernels.function(OP, "top_tokens/top", "top_tokens_segments")?;
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&columns).arg(&parts).arg(logits).arg(&mut scratch.bests).arg(&mut scratch.sums);
+    let grid_dim = (vocab.div_ceil(CTA) as u32, rows as u32, 1);
+    let config = LaunchConfig { grid_dim, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: lengths checked above; every segment's key and sum is written.
+    unsafe { launch.launch(config) }.map_err(driver)?;
+
+    let function = kernels.function(OP, "top_tokens/top", "top_tokens_rows")?;
+    let (bests, sums) = (scratch.bests.slice(..), scratch.sums.slice(..));
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&columns).arg(&parts).arg(&best).arg(logits).arg(&bests).arg(&sums).arg(out);
+    let keys = segments.next_power_of_two().max((k.min(segments) * SEGMENT).next_power_of_two());
+    let config = LaunchConfig {
+        grid_dim: (rows as u32, 1, 1),
+        block_dim: (1024, 1, 1),
+        shared_mem_bytes: (keys * size_of::<u64>()) as u32,
+    };
+    // SAFETY: lengths checked above; shared memory holds the keys of both sorts; every word of out is written.
+    unsafe { launch.launch(config) }.map_err(driver)?;
+    Ok(())
+}
