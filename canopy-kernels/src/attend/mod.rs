@@ -9,6 +9,8 @@
 //! Where rows are computed together, each of these sums stays as it is; only loads are shared.
 
 mod kernels;
+#[cfg(feature = "cuda")]
+pub(crate) mod launch;
 
 use std::ops::Range;
 

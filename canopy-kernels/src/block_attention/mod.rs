@@ -40,6 +40,8 @@
 //! may share a slot: nothing is written.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 #[cfg(test)]
 mod tests;

@@ -90,6 +90,8 @@ pub struct PathsOnDevice {
     pub cu_rows: CudaSlice<i32>,
     /// `[B]`, -1 = padding.
     pub slots: CudaSlice<i32>,
+    /// `[B + 1]` first packed row of every tree.
+    pub cu_nodes: CudaSlice<i32>,
 }
 
 impl PathsOnDevice {
@@ -101,6 +103,7 @@ impl PathsOnDevice {
             rows: stream.clone_htod(rows).map_err(driver)?,
             cu_rows: stream.clone_htod(paths.cu_rows()).map_err(driver)?,
             slots: stream.clone_htod(paths.slots()).map_err(driver)?,
+            cu_nodes: stream.clone_htod(paths.cu_nodes()).map_err(driver)?,
         })
     }
 }

@@ -26,6 +26,8 @@
 //! Limits: `P + nodes <= capacity`.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 #[cfg(test)]
 mod tests;

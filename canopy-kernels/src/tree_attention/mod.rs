@@ -35,6 +35,8 @@
 //! Limits: any head width and any number of heads that the KV heads divide; `P + nodes <= capacity`.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod launch;
 pub mod oracle;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,15 @@
 //! CUDA kernels against the float64 oracles, on a device. Without one every test is listed as ignored and one line says why;
 //! `CANOPY_REQUIRE_GPU=1` turns that into a failure. Outputs start as NaN, so an element that a kernel does not write shows.
 
+mod attention;
+mod block;
 mod conv;
 mod data;
 mod fused;
 mod gdn;
 mod glue;
 mod linear;
+mod scene;
 mod serial;
 mod top_tokens;
 
@@ -38,7 +41,9 @@ fn main() -> ExitCode {
         }
     }
     let rooms = [
-        conv::TESTS, //
+        attention::TESTS,
+        block::TESTS,
+        conv::TESTS,
         fused::TESTS,
         gdn::TESTS,
         glue::TESTS,

@@ -1,0 +1,69 @@
+// The C twin of launch.rs AttendArgs, and the keys that a stream's rows walk: attend.cu and merge.cu follow the same plan.
+#pragma once
+#include <stdint.h>
+
+struct AttendArgs {
+    uint32_t q_heads;     // Hq
+    uint32_t kv_heads;    // Hkv
+    uint32_t capacity;    // rows of a slot
+    uint32_t rows;        // N packed rows
+    uint32_t block_size;  // rows of a draft block; 0: draft trees
+    uint32_t window;      // draft blocks: keys at this distance or further are hidden
+    uint32_t causal;      // draft blocks: later rows are hidden
+    float scale;          // D^-1/2 log2 e
+};
+static_assert(sizeof(AttendArgs) == 32, "launch.rs AttendArgs");
+
+namespace canopy {
+
+constexpr int kMaskWords = 8;    // 256 nodes
+constexpr int kMostSplits = 32;  // of one stream's keys in position order
+constexpr int kSplitBlocks = 256;
+constexpr int kLeastKeys = 128;  // of a split
+
+// Keys of one tile in shared memory.
+template <int D>
+constexpr int kTileKeys = D == 256 ? 64 : 128;
+
+// What a stream's rows see: keys in position order, in splits of whole tiles, then (draft trees) its own rows by their paths. How the keys
+// are split follows from the stream's own lengths alone, so that its sums do not depend on the batch or on the device.
+struct Walk {
+    int first, rows;    // packed rows
+    int slot, context;  // pool slot, keys before the rows
+    int end;            // keys in position order
+    int tile, tiles;    // the first tile of keys, their number
+    int per, splits;    // tiles of a split, number of splits
+    bool tree, fits;
+
+    // Parts to merge: the splits, then the paths.
+    __device__ __forceinline__ int parts() const { return splits + (tree ? 1 : 0); }
+};
+
+// The keys in position order that row i of a stream sees: [from, to).
+__device__ __forceinline__ int2 sight(const AttendArgs& a, int context, int end, int i) {
+    if (a.block_size == 0) return make_int2(0, context);
+    const int at = context + i, reach = (int)a.window;
+    const int ahead = reach < end - at ? at + reach : end;
+    return make_int2(max(0, at + 1 - reach), a.causal ? at + 1 : ahead);
+}
+
+template <int D>
+__device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* lens, const int* slots, const int* cu_nodes) {
+    Walk w;
+    w.tree = a.block_size == 0;
+    w.first = w.tree ? cu_nodes[b] : b * (int)a.block_size;
+    w.rows = w.tree ? cu_nodes[b + 1] - w.first : (int)a.block_size;
+    w.slot = slots[b];
+    w.context = lens[b];
+    w.fits = w.context >= 0 && w.context <= (int)a.capacity - w.rows;
+    w.end = w.tree ? w.context : w.context + w.rows;
+    w.tile = sight(a, w.context, w.end, 0).x / kTileKeys<D>;
+    w.tiles = (w.end + kTileKeys<D> - 1) / kTileKeys<D> - w.tile;
+    const int row_tiles = (w.rows * (int)(a.q_heads / a.kv_heads) + 63) / 64;
+    const int most = min(max(kSplitBlocks / max((int)a.kv_heads * row_tiles, 1), 1), kMostSplits);
+    w.per = max((w.tiles + most - 1) / most, kLeastKeys / kTileKeys<D>);
+    w.splits = (w.tiles + w.per - 1) / w.per;
+    return w;
+}
+
+}  // namespace canopy

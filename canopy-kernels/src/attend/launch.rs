@@ -1,0 +1,281 @@
+//! Launch of the CUDA kernels: one over key splits, one that adds the splits.
+
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
+};
+use half::bf16;
+
+use crate::cuda::Kernels;
+use crate::error::{expect_len, expect_pool};
+use crate::{AttnDims, Error, Result};
+
+/// Most splits of one stream's keys, and the CTAs that a stream's splits make at most (attend/args.cuh).
+const MOST_SPLITS: usize = 32;
+const SPLIT_BLOCKS: usize = 256;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct AttendArgs {
+    q_heads: u32,
+    kv_heads: u32,
+    capacity: u32,
+    rows: u32,
+    block_size: u32,
+    window: u32,
+    causal: u32,
+    scale: f32,
+}
+// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
+unsafe impl DeviceRepr for AttendArgs {}
+
+/// An output type: bf16, or f32 to see the kernel's own rounding.
+pub trait Output: DeviceRepr {
+    /// Symbols of the second launch for head widths 256 and 128.
+    const MERGE: [&'static str; 2];
+}
+
+impl Output for bf16 {
+    const MERGE: [&'static str; 2] = ["attend_merge_d256_bf16", "attend_merge_d128_bf16"];
+}
+
+impl Output for f32 {
+    const MERGE: [&'static str; 2] = ["attend_merge_d256_f32", "attend_merge_d128_f32"];
+}
+
+/// How many (row, query head) pairs a CTA takes, and how it holds its keys. The bits do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tile {
+    /// 128 rows, two stages of keys.
+    Wide,
+    /// 64 rows, two stages.
+    Narrow,
+    /// 64 rows, one stage: fits a device with 99 KiB of shared memory a block.
+    Tight,
+}
+
+impl Tile {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Wide, Self::Narrow, Self::Tight];
+
+    /// The tile for streams of up to `pairs` (row, query head of a group) pairs, on a device whose blocks may have `limit` bytes of
+    /// shared memory.
+    pub fn pick(pairs: usize, head_dim: usize, limit: usize) -> Self {
+        let best = if pairs > 64 { Self::Wide } else { Self::Narrow };
+        if best.shared(head_dim) <= limit { best } else { Self::Tight }
+    }
+
+    fn rows(self) -> usize {
+        if self == Self::Wide { 128 } else { 64 }
+    }
+
+    /// Bytes of shared memory (attend.cu `Shape::kBytes`).
+    pub fn shared(self, head_dim: usize) -> usize {
+        let (rows, stages) = (self.rows(), if self == Self::Tight { 1 } else { 2 });
+        let weights = if self == Self::Tight { 0 } else { 2 * rows * tile_keys(head_dim) };
+        2 * rows * head_dim + 4 * stages * tile_keys(head_dim) * head_dim + weights + 24 * rows + 16
+    }
+
+    fn symbol(self, head_dim: usize) -> &'static str {
+        match (self, head_dim) {
+            (Self::Wide, 256) => "attend_d256_r128_s2",
+            (Self::Narrow, 256) => "attend_d256_r64_s2",
+            (Self::Tight, 256) => "attend_d256_r64_s1",
+            (Self::Wide, _) => "attend_d128_r128_s2",
+            (Self::Narrow, _) => "attend_d128_r64_s2",
+            (Self::Tight, _) => "attend_d128_r64_s1",
+        }
+    }
+}
+
+fn tile_keys(head_dim: usize) -> usize {
+    if head_dim == 256 { 64 } else { 128 }
+}
+
+/// Device buffers of one call. `q` and the pools must start on a 16-byte boundary.
+#[derive(Debug)]
+pub struct AttentionBuffers<'a, Out> {
+    /// `[N, Hq, D]`, RoPE applied.
+    pub q: CudaView<'a, bf16>,
+    /// `[slots, capacity, Hkv, D]`.
+    pub k_cache: CudaView<'a, bf16>,
+    /// `[slots, capacity, Hkv, D]`.
+    pub v_cache: CudaView<'a, bf16>,
+    /// Rows per slot in the pools.
+    pub capacity: usize,
+    /// `[B]` keys of every stream before its rows. A stream whose keys and rows do not fit into its slot gets NaN.
+    pub lens: CudaView<'a, i32>,
+    /// At least `scratch_len` elements.
+    pub scratch: &'a mut CudaSlice<f32>,
+    /// `[N, Hq, D]`.
+    pub out: CudaViewMut<'a, Out>,
+}
+
+/// Which rows a call has.
+pub(crate) struct Streams<'a> {
+    pub op: &'static str,
+    /// Rows of every stream.
+    pub counts: &'a [usize],
+    /// `[B]` on the device.
+    pub slots: &'a CudaSlice<i32>,
+    /// Draft trees: `[B + 1]`, `[N, 8]`, `[N]` on the device.
+    pub tree: Option<(&'a CudaSlice<i32>, &'a CudaSlice<u32>, &'a CudaSlice<i32>)>,
+    /// Draft blocks: rows of a block, window and causal mask.
+    pub block: (usize, Option<usize>, bool),
+}
+
+impl Streams<'_> {
+    /// Parts that the second launch adds, of the stream with the most.
+    fn parts(&self, dims: AttnDims) -> usize {
+        parts(dims, self.counts.iter().copied(), self.tree.is_some())
+    }
+}
+
+/// Most parts of one stream: args.cuh `walk_of`.
+fn parts(dims: AttnDims, counts: impl Iterator<Item = usize>, tree: bool) -> usize {
+    let group = dims.q_heads / dims.kv_heads;
+    let splits =
+        |rows: usize| (SPLIT_BLOCKS / (dims.kv_heads * (rows * group).div_ceil(64))).clamp(1, MOST_SPLITS);
+    counts.filter(|&rows| rows > 0).map(splits).max().unwrap_or(0) + usize::from(tree)
+}
+
+/// Elements of scratch for streams of `counts` rows.
+pub(crate) fn scratch_len(dims: AttnDims, counts: impl Iterator<Item = usize> + Clone, tree: bool) -> usize {
+    let rows: usize = counts.clone().sum();
+    parts(dims, counts, tree) * rows * dims.q_heads * (dims.head_dim + 2)
+}
+
+/// Checks every buffer; returns the pool's slots.
+pub(crate) fn check<Out>(
+    op: &'static str,
+    dims: AttnDims,
+    rows: usize,
+    streams: usize,
+    buffers: &AttentionBuffers<'_, Out>,
+) -> Result<usize> {
+    let AttentionBuffers { q, k_cache, v_cache, capacity, lens, out, .. } = buffers;
+    if dims.head_dim != 128 && dims.head_dim != 256 {
+        let wanted = format!("head_dim = {}", dims.head_dim);
+        return Err(Error::Unsupported { op, wanted, built: "head_dim = 128, 256" });
+    }
+    expect_len(op, "q", &[rows, dims.q_heads, dims.head_dim], q.len())?;
+    expect_len(op, "out", &[rows, dims.q_heads, dims.head_dim], out.len())?;
+    expect_len(op, "lens", &[streams], lens.len())?;
+    if *capacity == 0 || *capacity > i32::MAX as usize {
+        let expected = "1 to 2147483647".into();
+        return Err(Error::Value { op, arg: "capacity", expected, got: capacity.to_string() });
+    }
+    let slots = expect_pool(op, "k_cache", capacity * dims.kv_width(), k_cache.len())?;
+    expect_len(op, "v_cache", &[slots, *capacity, dims.kv_heads, dims.head_dim], v_cache.len())?;
+    Ok(slots)
+}
+
+/// Both launches, after [`check`].
+pub(crate) fn launch<Out: Output>(
+    stream: &Arc<CudaStream>,
+    dims: AttnDims,
+    streams: &Streams<'_>,
+    tile: Option<Tile>,
+    buffers: AttentionBuffers<'_, Out>,
+) -> Result<()> {
+    let op = streams.op;
+    let driver = |source| Error::Driver { op, source };
+    let AttentionBuffers { q, k_cache, v_cache, capacity, lens, scratch, mut out } = buffers;
+    let rows: usize = streams.counts.iter().sum();
+    let needed = scratch_len(dims, streams.counts.iter().copied(), streams.tree.is_some());
+    if scratch.len() < needed {
+        let (expected, got) = (Box::new([needed]), Box::new([scratch.len()]));
+        return Err(Error::Shape { op, arg: "scratch", expected, got });
+    }
+    if rows == 0 {
+        return Ok(());
+    }
+    let group = dims.q_heads / dims.kv_heads;
+    let pairs = group * streams.counts.iter().copied().max().unwrap_or(0);
+    let kernels = Kernels::on(stream.context())?;
+    let tile = tile.unwrap_or_else(|| Tile::pick(pairs, dims.head_dim, kernels.shared_limit()));
+    let (block_size, window, causal) = streams.block;
+    let args = AttendArgs {
+        q_heads: dims.q_heads as u32,
+        kv_heads: dims.kv_heads as u32,
+        capacity: capacity as u32,
+        rows: rows as u32,
+        block_size: if streams.tree.is_some() { 0 } else { block_size as u32 },
+        window: window.unwrap_or(i32::MAX as usize).min(i32::MAX as usize) as u32,
+        causal: causal.into(),
+        scale: dims.scale() * std::f32::consts::LOG2_E,
+    };
+    let parts = streams.parts(dims);
+    let heads = rows * dims.q_heads;
+    let (mut part_o, rest) = scratch.split_at_mut(parts * heads * dims.head_dim);
+    let mut part_ml = rest;
+    // blocks have no node arrays: the kernels do not read these places
+    let nowhere = streams.slots.device_ptr(stream).0;
+    let function = kernels.function(op, "attend/attend", tile.symbol(dims.head_dim))?;
+    let config = LaunchConfig {
+        grid_dim: (
+            (dims.kv_heads * pairs.div_ceil(tile.rows())) as u32,
+            parts as u32,
+            streams.counts.len() as u32,
+        ),
+        block_dim: (2 * tile.rows() as u32, 1, 1),
+        shared_mem_bytes: tile.shared(dims.head_dim) as u32,
+    };
+    let mut first = stream.launch_builder(&function);
+    first.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(streams.slots);
+    match &streams.tree {
+        Some((cu_nodes, mask, _)) => first.arg(*cu_nodes).arg(*mask),
+        None => first.arg(&nowhere).arg(&nowhere),
+    };
+    first.arg(&mut part_o).arg(&mut part_ml);
+    // SAFETY: lengths checked by `check` and above; lengths and slots that do not fit are left out by the kernel.
+    unsafe { first.launch(config) }.map_err(driver)?;
+
+    let symbol = Out::MERGE[usize::from(dims.head_dim == 128)];
+    let function = kernels.function(op, "attend/merge", symbol)?;
+    let config = LaunchConfig {
+        grid_dim: (heads.div_ceil(512 / dims.head_dim) as u32, 1, 1),
+        block_dim: (128, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    let mut second = stream.launch_builder(&function);
+    second.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(streams.slots);
+    match &streams.tree {
+        Some((cu_nodes, mask, sequence)) => second.arg(*cu_nodes).arg(*mask).arg(*sequence),
+        None => second.arg(&nowhere).arg(&nowhere).arg(&nowhere),
+    };
+    second.arg(&mut part_o).arg(&mut part_ml).arg(&mut out);
+    // SAFETY: as above; every element of out is written.
+    unsafe { second.launch(config) }.map_err(driver)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_follow_the_rows_and_the_shared_memory() {
+        for (pairs, head_dim, limit, tile) in [
+            (4, 256, 232_448, Tile::Narrow),
+            (64, 128, 232_448, Tile::Narrow),
+            (65, 256, 232_448, Tile::Wide),
+            (65, 256, 166_912, Tile::Tight),
+            (4, 256, 101_376, Tile::Tight),
+            (1024, 128, 101_376, Tile::Tight),
+        ] {
+            assert_eq!(Tile::pick(pairs, head_dim, limit), tile, "{pairs} pairs x {head_dim}, {limit} bytes");
+            assert!(tile.shared(head_dim) <= limit);
+        }
+    }
+
+    #[test]
+    fn parts_follow_the_rows() {
+        let dims = AttnDims::new(16, 4, 256).unwrap();
+        for (rows, parts_of) in [(1, 33), (16, 33), (64, 17), (128, 9), (256, 5)] {
+            assert_eq!(parts(dims, [rows].into_iter(), true), parts_of, "{rows} rows");
+        }
+        assert_eq!(parts(AttnDims::new(32, 8, 128).unwrap(), [16].into_iter(), false), 32);
+    }
+}

@@ -1,0 +1,169 @@
+// Adds the parts that attend.cu left: the splits in key order, then the paths. Where a row's output is not finite, or attend.cu marked the
+// row, the CTA does its sums again in float64 over the keys that the row sees; an output that float64 leaves finite keeps its bits.
+#include "args.cuh"
+#include "canopy/numeric.cuh"
+
+namespace canopy {
+
+constexpr int kMergeThreads = 128;
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ double warp_sum(double x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(kFull, x, offset);
+    return x;
+}
+
+// One row under one query head.
+struct Head {
+    Walk w;
+    int row, head;  // packed row, query head
+    bool live;
+};
+
+template <int D>
+struct Exact {
+    double largest[kMergeThreads / 32], weight[kMergeThreads], out[D];
+    bool visible[kMergeThreads];
+};
+
+// float64's answer for one head, by the whole CTA, into x.out.
+template <int D>
+__device__ void exact(const AttendArgs& a, const Head& head, const __nv_bfloat16* q, const __nv_bfloat16* keys,
+                      const __nv_bfloat16* values, const uint32_t* mask, Exact<D>& x) {
+    const Walk& w = head.w;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, node = head.row - w.first;
+    const int2 range = sight(a, w.context, w.end, node);
+    const int count = w.end + (w.tree ? w.rows : 0);  // the rows of a tree lie behind its keys
+    const uint32_t* words = mask + (size_t)head.row * kMaskWords;
+    const auto sees = [&](int key) {
+        if (key >= w.end) return (words[(key - w.end) / 32] >> ((key - w.end) % 32) & 1) != 0;
+        return key >= range.x && key < range.y;
+    };
+    const size_t kv_head = head.head / (a.q_heads / a.kv_heads);
+    const auto offset = [&](int key) { return (((size_t)w.slot * a.capacity + key) * a.kv_heads + kv_head) * D; };
+    const __nv_bfloat16* query = q + ((size_t)head.row * a.q_heads + head.head) * D;
+    const auto score = [&](int key) {
+        double sum = 0.0;
+        for (int d = lane; d < D; d += 32) sum += (double)to_f32(query[d]) * (double)to_f32(keys[offset(key) + d]);
+        return warp_sum(sum) / sqrt((double)D);
+    };
+    double largest = -INFINITY;
+    for (int key = warp; key < count; key += kMergeThreads / 32)
+        if (sees(key)) largest = fmax(largest, score(key));
+    if (lane == 0) x.largest[warp] = largest;
+    __syncthreads();
+    for (int other = 0; other < kMergeThreads / 32; ++other) largest = fmax(largest, x.largest[other]);
+    double total = 0.0, mixed[D / kMergeThreads];
+#pragma unroll
+    for (int part = 0; part < D / kMergeThreads; ++part) mixed[part] = 0.0;
+    for (int first = 0; first < count; first += kMergeThreads) {
+        const int some = min(kMergeThreads, count - first);
+        for (int n = warp; n < some; n += kMergeThreads / 32) {
+            const bool seen = sees(first + n);
+            const double weight = seen ? exp(score(first + n) - largest) : 0.0;
+            if (lane == 0) {
+                x.weight[n] = weight;
+                x.visible[n] = seen;
+            }
+        }
+        __syncthreads();
+        for (int n = 0; n < some; ++n) {
+            if (!x.visible[n]) continue;
+            total += x.weight[n];
+#pragma unroll
+            for (int part = 0; part < D / kMergeThreads; ++part)
+                mixed[part] += x.weight[n] * (double)to_f32(values[offset(first + n) + threadIdx.x + part * kMergeThreads]);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int part = 0; part < D / kMergeThreads; ++part) x.out[threadIdx.x + part * kMergeThreads] = mixed[part] / total;
+    __syncthreads();
+}
+
+template <int D, typename Out>
+__device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,
+                                      const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence,
+                                      const float* part_o, const float2* part_ml, Out* out) {
+    constexpr int kLanes = D / 4, kHeads = kMergeThreads / kLanes;  // a lane has four outputs, a CTA so many heads
+    __shared__ Exact<D> x;
+    const size_t heads = (size_t)a.rows * a.q_heads;
+    const int lane = threadIdx.x % kLanes, own = threadIdx.x / kLanes;
+    const auto head_at = [&](int which) {
+        const size_t index = (size_t)blockIdx.x * kHeads + which;
+        Head h;
+        h.live = index < heads;
+        if (!h.live) return h;
+        h.row = index / a.q_heads;
+        h.head = index % a.q_heads;
+        h.w = walk_of<D>(a, a.block_size ? h.row / (int)a.block_size : sequence[h.row], lens, slots, cu_nodes);
+        return h;
+    };
+    const Head h = head_at(own);
+    const size_t index = (size_t)blockIdx.x * kHeads + own;
+    const bool present = h.live && h.w.slot >= 0;
+    float acc[4] = {0.f, 0.f, 0.f, 0.f};
+    bool doubtful = false;
+    if (present && h.w.fits) {
+        const int parts = h.w.parts();
+        float top = -INFINITY, sum = 0.f;
+        for (int part = 0; part < parts; ++part) {
+            const float2 ml = part_ml[part * heads + index];
+            top = fmaxf(top, ml.x);
+            doubtful |= signbit(ml.y) != 0;
+        }
+        const float shift = top == -INFINITY ? 0.f : top;
+#pragma unroll 4
+        for (int part = 0; part < parts; ++part) {
+            const float2 ml = part_ml[part * heads + index];
+            const float4 o = load4(part_o + (part * heads + index) * D + 4 * lane);
+            const float down = power_of_two((ml.x - shift) * a.scale);
+            sum = fmaf(fabsf(ml.y), down, sum);
+            acc[0] = fmaf(o.x, down, acc[0]);
+            acc[1] = fmaf(o.y, down, acc[1]);
+            acc[2] = fmaf(o.z, down, acc[2]);
+            acc[3] = fmaf(o.w, down, acc[3]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            acc[e] /= sum;
+            doubtful |= !isfinite(acc[e]);
+        }
+    } else if (present) {
+        acc[0] = acc[1] = acc[2] = acc[3] = NAN;  // lengths that the slot does not hold: nothing was read
+    }
+    for (int which = 0; which < kHeads; ++which) {
+        if (!__syncthreads_or(doubtful && own == which)) continue;
+        exact<D>(a, head_at(which), q, keys, values, mask, x);
+        if (own != which) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float truth = (float)x.out[4 * lane + e];
+            if (!isfinite(acc[e]) || !isfinite(truth)) acc[e] = truth;
+        }
+    }
+    if (!h.live) return;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) store(out + index * D + 4 * lane + e, acc[e]);
+}
+
+}  // namespace canopy
+
+#define CANOPY_MERGE(D, NAME, OUT)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128) attend_merge_d##D##_##NAME(                                                  \
+        const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,      \
+        const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence, const float* part_o,    \
+        const float2* part_ml, OUT* out) {                                                                                         \
+        canopy::merge<D, OUT>(a, q, keys, values, lens, slots, cu_nodes, mask, sequence, part_o, part_ml, out);                    \
+    }
+
+CANOPY_MERGE(256, bf16, __nv_bfloat16)
+CANOPY_MERGE(256, f32, float)
+CANOPY_MERGE(128, bf16, __nv_bfloat16)
+CANOPY_MERGE(128, f32, float)
