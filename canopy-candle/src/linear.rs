@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use canopy_kernels::linear::cpu::{self as kernel, PackedWeight};
+use canopy_kernels::linear::random;
 
 use crate::check::{Arg, arg};
 use crate::planes::{self, PlaneViews, PlanesMut};
@@ -85,6 +86,31 @@ impl PackedLinear {
             _ => Weights::Plain(on(device)?.into()),
         };
         Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone() })
+    }
+
+    /// bf16 weights from a seed, uniform in `[-scale, scale)`, the same on every device; on CUDA they are made there. For measuring a model's
+    /// speed without its checkpoint.
+    ///
+    /// # Errors
+    /// No output, or a width of 0.
+    pub fn random(
+        inputs: usize,
+        outputs: &[usize],
+        (seed, scale): (u64, f32),
+        device: &Device,
+    ) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(cuda) = device
+            && crate::cuda::linear::takes(DType::BF16, inputs, outputs.len())
+        {
+            let weight = crate::cuda::linear::Weight::random(inputs, outputs, (seed, scale), cuda)?;
+            let weights = Weights::Cuda(Arc::new(weight));
+            return Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone() });
+        }
+        let parts = random::weights(inputs, outputs, seed, scale).into_iter().zip(outputs);
+        let parts = parts.map(|(part, &out)| Tensor::from_vec(part, (out, inputs), &Device::Cpu));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        Self::new(&parts.iter().collect::<Vec<_>>(), device)
     }
 
     /// Input width.

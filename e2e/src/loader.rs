@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use canopy_candle::Variant;
+use candle_core::DType;
+use canopy_candle::{Solve, Variant};
 use serde_json::Value;
 
 use crate::config::{DraftConfig, Table, TargetConfig, target::dedup};
@@ -14,6 +15,7 @@ use crate::model::{ModelOptions, Qwen35};
 use crate::target::Target;
 use crate::tokenizer::Tokenizer;
 pub use crate::weights::WeightDtype;
+use crate::weights::Weights;
 use crate::{Error, Result, device, embedded, hub};
 
 /// Context allocated per slot when none is asked for and the model's own is longer.
@@ -60,6 +62,8 @@ pub struct LoadOptions {
     pub drafter: Option<ModelSource>,
     /// How weights are kept.
     pub dtype: WeightDtype,
+    /// Makes the weights from this seed instead of reading them: `config.json` alone is needed.
+    pub random_weights: Option<u64>,
     /// Pool slots: streams that run at once.
     pub slots: usize,
     /// Context to allocate; `None` takes the model's own, at most [`DEFAULT_CONTEXT_LEN`].
@@ -68,7 +72,7 @@ pub struct LoadOptions {
     pub offline: bool,
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: String,
-    /// Form of the delta rule; `None` takes the device's default (`Walk` on the CPU).
+    /// Form of the delta rule; `None` takes the device's default: `Walk` on the CPU, one triangular solve on CUDA.
     pub variant: Option<Variant>,
 }
 
@@ -78,6 +82,7 @@ impl Default for LoadOptions {
             target: ModelSource::Embedded,
             drafter: None,
             dtype: WeightDtype::Stored,
+            random_weights: None,
             slots: 4,
             context_len: None,
             offline: false,
@@ -141,13 +146,22 @@ pub fn load_target(files: &ModelFiles, options: &LoadOptions) -> Result<Qwen35> 
         let message = format!("expected 1 to max_position_embeddings = {longest}, got {context_len}");
         return Err(Error::Config { what: "load options".into(), key: "context_len".into(), message });
     }
-    let model = ModelOptions {
-        slots: options.slots,
-        context_len,
-        variant: options.variant.unwrap_or(Variant::Walk),
-        device: device::parse(&options.device)?,
+    let device = device::parse(&options.device)?;
+    let usual = if device.is_cpu() { Variant::Walk } else { Variant::Solve(Solve::Forward) };
+    let variant = options.variant.unwrap_or(usual);
+    let gdn_rows = match options.dtype {
+        WeightDtype::Stored | WeightDtype::Bf16 if device.is_cuda() => DType::BF16,
+        _ => DType::F32,
     };
-    Qwen35::load(&files.weights(options.dtype)?, config, model)
+    let model = ModelOptions { slots: options.slots, context_len, variant, gdn_rows, device };
+    Qwen35::load(&weights(files, options)?, config, model)
+}
+
+fn weights(files: &ModelFiles, options: &LoadOptions) -> Result<Weights> {
+    match options.random_weights {
+        Some(seed) => Ok(Weights::random(seed)),
+        None => files.weights(options.dtype),
+    }
 }
 
 /// End-of-sequence tokens of `generation_config.json`; not every checkpoint has one.
@@ -195,7 +209,7 @@ pub fn load_drafter(files: &ModelFiles, target: &mut Qwen35, options: &LoadOptio
         context_len: target.context_len(),
         device: device::parse(&options.device)?,
     };
-    let drafter = DFlash::load(&files.weights(options.dtype)?, config, target.head(), sizes)?;
+    let drafter = DFlash::load(&weights(files, options)?, config, target.head(), sizes)?;
     target.set_taps(drafter.taps())?;
     Ok(drafter)
 }

@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use crate::{Error, Result};
 
+mod random;
+
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -57,9 +59,16 @@ pub struct Weights {
     files: Vec<File>,
     tensors: HashMap<String, (usize, TensorInfo)>,
     dtype: WeightDtype,
+    /// No files: every tensor that is asked for comes from this seed.
+    random: Option<u64>,
 }
 
 impl Weights {
+    /// Weights of any names and shapes from a seed: a model of the right sizes, for measuring speed without a checkpoint. Matrices are bf16.
+    pub fn random(seed: u64) -> Self {
+        Self { random: Some(seed), ..Self::empty(PathBuf::from("random weights"), WeightDtype::Stored) }
+    }
+
     /// Maps the checkpoint in `dir`: `model.safetensors`, else the shards of `model.safetensors.index.json`, else
     /// every `*.safetensors` there.
     ///
@@ -108,7 +117,7 @@ impl Weights {
     }
 
     fn empty(root: PathBuf, dtype: WeightDtype) -> Self {
-        Self { root, files: Vec::new(), tensors: HashMap::new(), dtype }
+        Self { root, files: Vec::new(), tensors: HashMap::new(), dtype, random: None }
     }
 
     fn add(&mut self, (path, bytes): (PathBuf, Bytes)) -> Result<()> {
@@ -143,7 +152,7 @@ impl Weights {
 
     /// True when the checkpoint holds `name`.
     pub fn contains(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.random.is_some() || self.tensors.contains_key(name)
     }
 
     /// Names of all tensors, in no order.
@@ -164,6 +173,9 @@ impl Weights {
     /// # Errors
     /// [`Error::Weights`] naming file, tensor, expected and got.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        if let Some(seed) = self.random {
+            return random::tensor(name, shape, seed);
+        }
         let Some((file, info)) = self.tensors.get(name) else {
             return Err(weights_error(
                 &self.root,
@@ -201,6 +213,12 @@ impl Weights {
     /// One product over `[rows, inputs]` matrices. Every entry of `parts` is one output, made of the matrices it
     /// lists, stacked.
     pub fn packed(&self, parts: &[&[Part<'_>]], inputs: usize, device: &Device) -> Result<PackedLinear> {
+        if let Some(seed) = self.random {
+            let rows = |part: &&[Part<'_>]| part.iter().map(|(_, rows)| rows).sum();
+            let outputs: Vec<usize> = parts.iter().map(rows).collect();
+            let name = parts.first().and_then(|part| part.first()).map_or("", |(name, _)| name);
+            return Ok(PackedLinear::random(inputs, &outputs, random::matrix(name, inputs, seed), device)?);
+        }
         let mut outputs = Vec::with_capacity(parts.len());
         for part in parts {
             let matrices = part.iter().map(|&(name, rows)| self.matrix(name, rows, inputs));

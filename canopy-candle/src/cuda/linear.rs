@@ -42,6 +42,17 @@ impl Weight {
         Ok(Self(Mutex::new(WeightOnDevice::new(&device.cuda_stream(), shape, packed).wrap()?)))
     }
 
+    /// A weight from a seed, made on the device.
+    pub(crate) fn random(
+        inputs: usize,
+        outputs: &[usize],
+        (seed, scale): (u64, f32),
+        device: &CudaDevice,
+    ) -> Result<Self> {
+        let shape = WeightShape::new(inputs, outputs).wrap()?;
+        Ok(Self(Mutex::new(WeightOnDevice::random(&device.cuda_stream(), shape, seed, scale).wrap()?)))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, WeightOnDevice> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

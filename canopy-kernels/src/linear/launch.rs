@@ -172,6 +172,30 @@ impl WeightOnDevice {
         Ok(Self { shape, packed, arrived })
     }
 
+    /// The weight of [`random`](super::random), made on the device.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn random(stream: &Arc<CudaStream>, shape: WeightShape, seed: u64, scale: f32) -> Result<Self> {
+        const OP: &str = "random weight";
+        let driver = |source| Error::Driver { op: OP, source };
+        // SAFETY: the kernel below writes every element.
+        let mut packed = unsafe { stream.alloc::<bf16>(shape.packed_len()) }.map_err(driver)?;
+        let function = Kernels::on(stream.context())?.function(OP, IMAGE, "linear_fill")?;
+        let blocks = (shape.packed_len() / 8).div_ceil(THREADS);
+        let config = LaunchConfig {
+            grid_dim: (blocks as u32, 1, 1),
+            block_dim: (THREADS as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let args = shape.args();
+        let mut launch = stream.launch_builder(&function);
+        launch.arg(&args).arg(&seed).arg(&scale).arg(&mut packed);
+        // SAFETY: a thread writes its own eight values, checked against the packed length.
+        unsafe { launch.launch(config) }.map_err(driver)?;
+        Self::new(stream, shape, packed)
+    }
+
     /// Its shape.
     pub fn shape(&self) -> &WeightShape {
         &self.shape

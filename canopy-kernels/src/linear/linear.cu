@@ -185,6 +185,31 @@ __device__ __forceinline__ void lookup(const LinearArgs& a, const uint32_t* ids,
     }
 }
 
+// linear/random.rs in tensor-core order: a thread fills one lane's eight values of one step.
+__device__ __forceinline__ void fill(const LinearArgs& a, uint64_t seed, float scale, uint4* weight) {
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= (size_t)a.tiles * a.chunks * kSteps * 32) return;
+    const uint32_t lane = at % 32;
+    const uint64_t step = at / 32 % (a.chunks * kSteps), tile = at / 32 / (a.chunks * kSteps);
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        float pair[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint64_t row = tile * 16 + lane / 4 + w % 2 * 8, k = step * 16 + lane % 4 * 2 + w / 2 * 8 + half;
+            uint64_t x = seed + (row << 32 | k) * 0x9e3779b97f4a7c15ull;
+            x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+            x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+            x ^= x >> 31;
+            const float unit = (float)(uint32_t)(x >> 40) * 0x1p-23f - 1.f;
+            pair[half] = k < a.inputs ? __fmul_rn(unit, scale) : 0.f;
+        }
+        words[w] = pack_bf16(pair[0], pair[1]);
+    }
+    weight[at] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 }  // namespace canopy
 
 #define CANOPY_LINEAR(ROWS)                                                                                            \
@@ -201,4 +226,8 @@ CANOPY_LINEAR(64)
 
 extern "C" __global__ void __launch_bounds__(256) linear_lookup(const __grid_constant__ LinearArgs a, const uint32_t* ids, const uint16_t* weight, float* y) {
     canopy::lookup(a, ids, weight, y);
+}
+
+extern "C" __global__ void __launch_bounds__(256) linear_fill(const __grid_constant__ LinearArgs a, uint64_t seed, float scale, uint4* weight) {
+    canopy::fill(a, seed, scale, weight);
 }

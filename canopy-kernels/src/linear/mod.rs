@@ -32,6 +32,7 @@ pub mod launch;
 pub mod oracle;
 mod pack;
 mod portable;
+pub mod random;
 #[cfg(test)]
 mod tests;
 mod tile;

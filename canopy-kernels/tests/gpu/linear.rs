@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use canopy_kernels::linear::launch::{WeightOnDevice, WeightShape, forward, lookup};
-use canopy_kernels::linear::oracle;
+use canopy_kernels::linear::{oracle, random};
 use cudarc::driver::CudaStream;
 use half::bf16;
 
@@ -15,6 +15,7 @@ pub const TESTS: &[(&str, Check)] = &[
     ("linear::a_rows_bits_do_not_depend_on_its_company", company),
     ("linear::a_nan_stays_in_its_row", nonfinite),
     ("linear::lookup_returns_the_weights_rows", rows_by_index),
+    ("linear::random_weights_are_the_cpus", random_weights),
     ("linear::bad_arguments_are_named", refusals),
 ];
 
@@ -164,6 +165,22 @@ fn rows_by_index(stream: &Arc<CudaStream>) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn random_weights(stream: &Arc<CudaStream>) -> Result<(), String> {
+    let (inputs, outputs) = (260, [37, 16]);
+    let shape = WeightShape::new(inputs, &outputs).map_err(text)?;
+    let weight = WeightOnDevice::random(stream, shape, 77, 0.02).map_err(text)?;
+    let ids: Vec<u32> = (0..53).collect();
+    let on_device = stream.clone_htod(&ids).map_err(text)?;
+    let mut y = stream.clone_htod(&vec![f32::NAN; ids.len() * inputs]).map_err(text)?;
+    lookup(stream, &weight, on_device.as_view(), 52, y.as_view_mut()).map_err(text)?;
+    let expected = random::weights(inputs, &outputs, 77, 0.02).concat();
+    let expected: Vec<f32> = expected.iter().map(|w| w.to_f32()).collect();
+    match stream.clone_dtoh(&y).map_err(text)? == expected {
+        true => Ok(()),
+        false => Err("the device's weights differ from the CPU's".into()),
+    }
 }
 
 fn refusals(stream: &Arc<CudaStream>) -> Result<(), String> {

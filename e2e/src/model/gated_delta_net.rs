@@ -1,12 +1,12 @@
 //! The Gated DeltaNet layer's mixer.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Tensor};
 use canopy_candle::{
     ConvDims, DevicePaths, GdnDims, PackedLinear, TreeGdnOutput, Variant, gated_rms_norm, gates, tree_conv,
     tree_conv_commit, tree_gdn_commit, tree_gdn_verify,
 };
 
-use super::Round;
+use super::{ModelOptions, Round};
 use crate::Result;
 use crate::cache::RecurrentPool;
 use crate::config::TargetConfig;
@@ -23,6 +23,8 @@ pub(super) struct GatedDeltaNet {
     norm: Tensor,
     out_proj: PackedLinear,
     dims: GdnDims,
+    /// dtype of the delta rule's rows.
+    rows: DType,
     eps: f32,
     pub(super) pool: RecurrentPool,
 }
@@ -41,9 +43,9 @@ impl GatedDeltaNet {
         weights: &Weights,
         prefix: &str,
         config: &TargetConfig,
-        slots: usize,
-        device: &Device,
+        options: &ModelOptions,
     ) -> Result<Self> {
+        let device = &options.device;
         let (dims, hidden) = (config.gdn, config.hidden_size);
         let (channels, v_width) = (dims.qkv_width(), dims.v_heads * dims.dv);
         let name = |part: &str| format!("{prefix}linear_attn.{part}");
@@ -60,7 +62,8 @@ impl GatedDeltaNet {
             out_proj: weights.linear(&name("out_proj.weight"), hidden, v_width, device)?,
             dims,
             eps: config.rms_norm_eps as f32,
-            pool: RecurrentPool::new(slots, dims, device)?,
+            rows: options.gdn_rows,
+            pool: RecurrentPool::new(options.slots, dims, device)?,
         })
     }
 
@@ -68,7 +71,7 @@ impl GatedDeltaNet {
     pub(super) fn verify(&self, round: &Round, variant: Variant, x: &Tensor) -> Result<(Tensor, GdnTape)> {
         let [raw, z, ab] = super::outputs(self.in_proj.forward(x)?)?;
         let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
-        let qkv = tree_conv(&round.tree, &raw, &self.conv, &self.pool.conv_state)?;
+        let qkv = tree_conv(&round.tree, &raw, &self.conv, &self.pool.conv_state)?.to_dtype(self.rows)?;
         let verified = tree_gdn_verify(&round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
         let y = gated_rms_norm(&verified.o, &z, &self.norm, self.eps)?;
         Ok((self.out_proj.forward_one(&y)?, GdnTape { raw, qkv, gates, verified }))

@@ -1,6 +1,6 @@
 //! The model: loading, and what belongs to a slot.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use canopy_candle::{ConvDims, DraftTree, NormKind, Variant, rms_norm};
 
 use super::attention::GatedAttention;
@@ -24,6 +24,8 @@ pub struct ModelOptions {
     pub context_len: usize,
     /// Form of the delta rule; `Walk`'s bits do not depend on how rows are grouped into rounds.
     pub variant: Variant,
+    /// What the delta rule's rows are rounded to: f32 or, for CUDA's tensor-core design, bf16.
+    pub gdn_rows: DType,
     /// Where the model runs.
     pub device: Device,
 }
@@ -82,7 +84,7 @@ impl Qwen35 {
                 input_norm: norm("input_layernorm")?,
                 mixer: match kind {
                     LayerKind::GatedDeltaNet => {
-                        Mixer::Gdn(GatedDeltaNet::load(weights, &name, &config, options.slots, device)?)
+                        Mixer::Gdn(GatedDeltaNet::load(weights, &name, &config, &options)?)
                     }
                     LayerKind::Attention => {
                         Mixer::Attention(GatedAttention::load(weights, &name, &config, pools, device)?)

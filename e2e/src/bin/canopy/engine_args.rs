@@ -25,6 +25,9 @@ pub struct EngineArgs {
     /// How weights are kept
     #[arg(long, value_enum, default_value_t = Dtype::Stored)]
     pub dtype: Dtype,
+    /// Makes the weights from this seed instead of reading them; config.json alone is needed
+    #[arg(long, value_name = "SEED")]
+    pub random_weights: Option<u64>,
     /// Most tokens of prompt and text together; the model's own limit when left out
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<usize>,
@@ -60,9 +63,9 @@ impl EngineArgs {
         Ok(threads::pool(self.threads.map(NonZeroUsize::get))?)
     }
 
-    /// Loads the pair with one slot.
-    pub fn load(&self) -> Result<Ready> {
-        let options = LoadOptions {
+    /// What to load, with one slot.
+    pub fn options(&self) -> LoadOptions {
+        LoadOptions {
             target: self.model.clone(),
             drafter: self.drafter.clone(),
             dtype: match self.dtype {
@@ -74,9 +77,14 @@ impl EngineArgs {
             context_len: self.context,
             offline: self.offline,
             device: self.device.clone(),
+            random_weights: self.random_weights,
             ..LoadOptions::default()
-        };
-        let loaded = load(&options)?;
+        }
+    }
+
+    /// Loads the pair.
+    pub fn load(&self) -> Result<Ready> {
+        let loaded = load(&self.options())?;
         let tokenizer = loaded.tokenizer;
         let engine = Engine::new(loaded.target, loaded.drafter, tokenizer.clone(), EngineConfig::default())?;
         Ok(Ready { name: loaded.name, engine, tokenizer })

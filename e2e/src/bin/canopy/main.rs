@@ -11,6 +11,7 @@ mod generate;
 mod logits;
 mod pair;
 mod record;
+mod rounds;
 mod tree;
 
 const HELP: &str = "\
@@ -32,6 +33,7 @@ enum Command {
     Bench(bench::Args),
     Draft(draft::Args),
     Logits(logits::Args),
+    Rounds(rounds::Args),
     Tree(tree::Args),
 }
 
@@ -64,6 +66,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Draft(args) => draft::run(args),
         Command::Logits(args) => logits::run(args),
+        Command::Rounds(args) => rounds::run(args),
         Command::Tree(args) => tree::run(args),
     }
 }
