@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
@@ -10,7 +12,7 @@ use canopy_kernels::{AttnDims, TreeBatch, block_attention as block_kernel, tree_
 
 use crate::DeviceTree;
 use crate::check::{Arg, arg};
-use crate::slices::{storage_from, values};
+use crate::slices::{row_major, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -21,7 +23,8 @@ const BLOCK: &str = "block-attention";
 ///
 /// `q` `[N, Hq, D]` (RoPE applied); `k_cache`, `v_cache` `[slots, capacity, Hkv, D]` with this round's rows already
 /// at `prefix_lens[b] + node`; f32, bf16 or f16 in any layout. Contiguous f32 caches are read where they are; of
-/// others the rows in use are widened to f32 once per call. Gives `[N, Hq, D]` in q's dtype.
+/// others the rows in use are widened to f32 once per call. On CUDA the caches are contiguous bf16 and q is rounded to bf16. Gives
+/// `[N, Hq, D]` in q's dtype.
 ///
 /// ```
 /// use canopy_candle::{AttnDims, DeviceTree, DraftTree, TreeBatch, tree_attention};
@@ -49,11 +52,12 @@ pub fn tree_attention(
     v_cache: &Tensor,
 ) -> Result<Tensor> {
     tree.check_devices(TREE, &[("q", q), ("k_cache", k_cache), ("v_cache", v_cache)])?;
-    q.apply_op3_no_bwd(k_cache, v_cache, &TreeAttention { batch: tree.host(), dims, prefix_lens })
+    let op = TreeAttention { tree, dims, prefix_lens };
+    on_device(q, |q| q.apply_op3_no_bwd(k_cache, v_cache, &op))
 }
 
 struct TreeAttention<'a> {
-    batch: &'a TreeBatch,
+    tree: &'a DeviceTree,
     dims: AttnDims,
     prefix_lens: &'a [i32],
 }
@@ -61,11 +65,12 @@ struct TreeAttention<'a> {
 impl TreeAttention<'_> {
     /// Both devices' checks; returns how many rows of every sequence's slot are read.
     fn check(&self, q: (DType, &Layout), k: (DType, &Layout), v: (DType, &Layout)) -> Result<Vec<usize>> {
-        check_operands(TREE, self.dims, self.batch.rows(), q, k, v)?;
-        self.batch.check_slots(TREE, k.1.dims()[0]).wrap()?;
-        arg(TREE, "prefix_lens").count(self.prefix_lens.len(), self.batch.sequences())?;
-        let nodes = self.batch.trees().iter().map(|tree| tree.len());
-        check_lens(arg(TREE, "prefix_lens"), self.prefix_lens, self.batch.slots(), nodes, k.1.dims()[1])
+        let batch = self.tree.host();
+        check_operands(TREE, self.dims, batch.rows(), q, k, v)?;
+        batch.check_slots(TREE, k.1.dims()[0]).wrap()?;
+        arg(TREE, "prefix_lens").count(self.prefix_lens.len(), batch.sequences())?;
+        let nodes = batch.trees().iter().map(|tree| tree.len());
+        check_lens(arg(TREE, "prefix_lens"), self.prefix_lens, batch.slots(), nodes, k.1.dims()[1])
     }
 }
 
@@ -85,18 +90,34 @@ impl CustomOp3 for TreeAttention<'_> {
     ) -> Result<(CpuStorage, Shape)> {
         let lens = self.check((q.dtype(), q_l), (k.dtype(), k_l), (v.dtype(), v_l))?;
         let queries = values(arg(TREE, "q"), q, q_l)?;
-        let caches = Caches::new(TREE, (k, k_l), (v, v_l), self.batch.slots(), &lens)?;
+        let batch = self.tree.host();
+        let caches = Caches::new(TREE, (k, k_l), (v, v_l), batch.slots(), &lens)?;
         let mut out = vec![0f32; queries.len()];
         let run = |batch: &TreeBatch, out: &mut [f32]| {
             tree_kernel::cpu::verify(self.dims, batch, self.prefix_lens, caches.input(&queries), out).wrap()
         };
         match &caches.slots {
-            None => run(self.batch, &mut out)?,
-            Some(slots) => {
-                run(&TreeBatch::new(self.batch.trees().to_vec(), slots.clone()).wrap()?, &mut out)?
-            }
+            None => run(batch, &mut out)?,
+            Some(slots) => run(&TreeBatch::new(batch.trees().to_vec(), slots.clone()).wrap()?, &mut out)?,
         }
         Ok((storage_from(out, q.dtype()), q_l.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_l: &Layout,
+        k: &CudaStorage,
+        k_l: &Layout,
+        v: &CudaStorage,
+        v_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.check((q.dtype(), q_l), (k.dtype(), k_l), (v.dtype(), v_l))?;
+        let Self { tree, dims, prefix_lens } = *self;
+        let operands =
+            crate::cuda::attention::Operands { op: TREE, dims, q: (q, q_l), k: (k, k_l), v: (v, v_l) };
+        operands.tree(tree, prefix_lens)
     }
 }
 
@@ -132,7 +153,8 @@ pub fn block_attention(
     v_cache: &Tensor,
 ) -> Result<Tensor> {
     check_devices(BLOCK, q.device(), &[("k_cache", k_cache), ("v_cache", v_cache)])?;
-    q.apply_op3_no_bwd(k_cache, v_cache, &BlockAttention { blocks, mask, dims })
+    let op = BlockAttention { blocks, mask, dims };
+    on_device(q, |q| q.apply_op3_no_bwd(k_cache, v_cache, &op))
 }
 
 struct BlockAttention<'a> {
@@ -177,6 +199,31 @@ impl CustomOp3 for BlockAttention<'_> {
         };
         block_kernel::cpu::forward(self.dims, &blocks, self.mask, caches.input(&queries), &mut out).wrap()?;
         Ok((storage_from(out, q.dtype()), q_l.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_l: &Layout,
+        k: &CudaStorage,
+        k_l: &Layout,
+        v: &CudaStorage,
+        v_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.check((q.dtype(), q_l), (k.dtype(), k_l), (v.dtype(), v_l))?;
+        let Self { blocks, mask, dims } = *self;
+        let operands =
+            crate::cuda::attention::Operands { op: BLOCK, dims, q: (q, q_l), k: (k, k_l), v: (v, v_l) };
+        operands.blocks(blocks, mask)
+    }
+}
+
+/// The op on q as the device's kernels take it (bf16 on CUDA, as their pools are), its result in q's dtype.
+fn on_device(q: &Tensor, op: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    match q.device().is_cpu() {
+        true => op(q),
+        false => op(&row_major(&q.to_dtype(DType::BF16)?)?)?.to_dtype(q.dtype()),
     }
 }
 

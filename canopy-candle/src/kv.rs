@@ -1,7 +1,11 @@
 //! Compacting a KV cache after a commit, in place.
 
 use candle_core::backend::BackendStorage;
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::{CudaDType, cudarc::driver::DeviceRepr};
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, WithDType};
 use canopy_kernels::kv_compact as kernel;
 
 use crate::DevicePaths;
@@ -81,5 +85,34 @@ impl InplaceOp1 for KvCompact<'_> {
             CpuStorage::F16(cache) => self.compact(cache, layout, capacity, width),
             other => arg(COMPACT, "cache").float(other.dtype()),
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, cache: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let (capacity, width) = self.check(cache.dtype(), layout)?;
+        match cache.dtype() {
+            DType::F32 => self.launch::<f32>(cache, layout, (width, capacity)),
+            DType::BF16 => self.launch::<half::bf16>(cache, layout, (width, capacity)),
+            other => {
+                arg(COMPACT, "cache").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}"))
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl KvCompact<'_> {
+    fn launch<T: CudaDType + WithDType + DeviceRepr>(
+        &self,
+        cache: &mut CudaStorage,
+        layout: &Layout,
+        sizes: (usize, usize),
+    ) -> Result<()> {
+        let device = cache.device().clone();
+        let lens = crate::cuda::lists::on_device(&device, self.prefix_lens)?;
+        let (paths, on_device) = (self.paths.host(), self.paths.on_device(COMPACT)?);
+        let pool = crate::cuda::view_mut::<T>(arg(COMPACT, "cache"), cache, layout)?;
+        let lens = lens.slice(..self.prefix_lens.len());
+        kernel::launch::compact(&device.cuda_stream(), paths, on_device, lens, sizes, &mut [pool]).wrap()
     }
 }

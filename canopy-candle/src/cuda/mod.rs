@@ -1,5 +1,6 @@
 //! CUDA storages as the views that the kernels take, and results back. Each op's launch is a file here.
 
+pub(crate) mod attention;
 pub(crate) mod gdn;
 pub(crate) mod glue;
 pub(crate) mod linear;

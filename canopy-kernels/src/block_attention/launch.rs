@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 
 use super::cpu::BlockMask;
-pub use crate::attend::launch::{AttentionBuffers, Output, Tile};
 use crate::attend::launch::{self, Streams};
+pub use crate::attend::launch::{AttentionBuffers, Output, Tile};
 use crate::{AttnDims, Error, Result, check_slots};
 
 /// Most rows of a block.

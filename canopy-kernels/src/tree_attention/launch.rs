@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-pub use crate::attend::launch::{AttentionBuffers, Output, Tile};
 use crate::attend::launch::{self, Streams};
+pub use crate::attend::launch::{AttentionBuffers, Output, Tile};
 use crate::cuda::TreeOnDevice;
 use crate::{AttnDims, DraftTree, Result, TreeBatch};
 

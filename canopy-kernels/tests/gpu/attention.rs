@@ -91,7 +91,12 @@ impl Scene {
     }
 
     /// Checks f32 and bf16 outputs of one tile; the worst ratio.
-    fn check<Out: Kind>(&self, stream: &Arc<CudaStream>, what: &str, tile: Option<Tile>) -> Result<f64, String> {
+    fn check<Out: Kind>(
+        &self,
+        stream: &Arc<CudaStream>,
+        what: &str,
+        tile: Option<Tile>,
+    ) -> Result<f64, String> {
         let got = self.run::<Out>(stream, tile)?;
         self.pools.truth(&self.rows()).worst(what, &got, Out::ROUNDED)
     }
@@ -235,7 +240,11 @@ fn batches(stream: &Arc<CudaStream>) -> Result<(), String> {
                 for pool in [&mut alone.pools.keys, &mut alone.pools.values] {
                     pool.copy_within(slot * width..(slot + 1) * width, to * width);
                 }
-                same(&format!("tree {b} in slot {to}"), &alone.run::<f32>(stream, tile)?, &together[rows.clone()])?;
+                same(
+                    &format!("tree {b} in slot {to}"),
+                    &alone.run::<f32>(stream, tile)?,
+                    &together[rows.clone()],
+                )?;
             }
         }
     }
@@ -340,7 +349,8 @@ fn vanishing(stream: &Arc<CudaStream>) -> Result<(), String> {
             let got = scene.run::<f32>(stream, None)?;
             // at width 128 the query is not exactly sqrt(128): the truth says what the score became
             scene.pools.truth(&scene.rows()).worst(&format!("score {score}"), &got, false)?;
-            if dims.head_dim == 256 && bits(&got[..1]) != bits(&[want]) && !(want.is_nan() && got[0].is_nan()) {
+            if dims.head_dim == 256 && bits(&got[..1]) != bits(&[want]) && !(want.is_nan() && got[0].is_nan())
+            {
                 return Err(format!("score {score}: got {}, expected {want}", got[0]));
             }
         }

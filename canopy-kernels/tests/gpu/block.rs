@@ -172,7 +172,11 @@ fn hidden(stream: &Arc<CudaStream>) -> Result<(), String> {
                         dirty.pools.truth(&rows).worst(&what, &got, false)?;
                         for (row, seen) in rows.iter().enumerate() {
                             if seen.as_ref().is_some_and(|(_, seen)| !seen.contains(&key)) {
-                                same(&format!("{what}, row {row}"), &got[scene.heads(row)], &clean[scene.heads(row)])?;
+                                same(
+                                    &format!("{what}, row {row}"),
+                                    &got[scene.heads(row)],
+                                    &clean[scene.heads(row)],
+                                )?;
                             }
                         }
                     }
@@ -224,7 +228,8 @@ fn refusals(stream: &Arc<CudaStream>) -> Result<(), String> {
 fn compact(stream: &Arc<CudaStream>) -> Result<(), String> {
     let (width, capacity) = (1024, 90);
     let trees = [40, 64, 5, 1, 30].into_iter().map(|nodes| DraftTree::random(nodes, 2 + nodes as u64));
-    let batch = TreeBatch::new(trees.collect::<Result<_, _>>().map_err(text)?, vec![3, 0, -1, 1, 4]).map_err(text)?;
+    let batch =
+        TreeBatch::new(trees.collect::<Result<_, _>>().map_err(text)?, vec![3, 0, -1, 1, 4]).map_err(text)?;
     let deepest = |tree: &DraftTree| (0..tree.len()).max_by_key(|&node| tree.depths()[node]).unwrap_or(0);
     let mut longest: Vec<_> = batch.trees().iter().map(|tree| tree.path(deepest(tree))).collect();
     longest[4].clear();

@@ -126,7 +126,9 @@ impl Truth {
             let bound = size.min(f64::MAX) * 2f64.powi(-7) + half_ulp + 1e-30;
             let ratio = (f64::from(got) - truth).abs() / bound;
             if !(ratio <= 1.0) {
-                return Err(format!("{what}: element {i} is {got}, float64 gives {truth}, {ratio:.2} of the bound"));
+                return Err(format!(
+                    "{what}: element {i} is {got}, float64 gives {truth}, {ratio:.2} of the bound"
+                ));
             }
             worst = worst.max(ratio);
         }
@@ -178,9 +180,11 @@ impl OnDevice {
 
     /// Fails where a kernel wrote to an input.
     pub fn untouched(&self, stream: &Arc<CudaStream>, pools: &Pools) -> Result<(), String> {
-        for (name, buffer, want) in
-            [("q", &self.q, &pools.q), ("keys", &self.keys, &pools.keys), ("values", &self.values, &pools.values)]
-        {
+        for (name, buffer, want) in [
+            ("q", &self.q, &pools.q),
+            ("keys", &self.keys, &pools.keys),
+            ("values", &self.values, &pools.values),
+        ] {
             let got = stream.clone_dtoh(buffer).map_err(text)?;
             let bits = |x: &[bf16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let guard = [bf16::NAN; GUARD];
