@@ -156,7 +156,7 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
 }  // namespace canopy
 
 #define CANOPY_MERGE(D, NAME, OUT)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128) attend_merge_d##D##_##NAME(                                                  \
+    extern "C" __global__ void __launch_bounds__(128, 6) attend_merge_d##D##_##NAME(                                                  \
         const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,      \
         const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence, const float* part_o,    \
         const float2* part_ml, OUT* out) {                                                                                         \

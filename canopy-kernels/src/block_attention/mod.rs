@@ -38,6 +38,10 @@
 //!
 //! Limits: any head width and any number of heads that the KV heads divide; `context + block_size <= capacity`. Blocks
 //! may share a slot: nothing is written.
+//!
+//! On CUDA (`launch`) the kernels, types and bound are those of tree_attention; the block's keys belong to the splits. Blocks have up to
+//! 256 rows. (`tests/gpu/block.rs`: `every_mask_is_within_the_bound`, `hidden_keys_never_reach_a_row`,
+//! `a_batch_has_the_bits_of_each_block_alone`)
 
 pub mod cpu;
 #[cfg(feature = "cuda")]

@@ -24,6 +24,9 @@
 //!    (`tests::refusals_name_the_argument_and_move_nothing`)
 //!
 //! Limits: `P + nodes <= capacity`.
+//!
+//! On CUDA (`launch`) one launch moves the rows of all pools, up to 64 of them; rows are whole 16-byte words.
+//! (`tests/gpu/block.rs`: `rows_move_in_every_pool_as_if_gathered_from_a_copy`)
 
 pub mod cpu;
 #[cfg(feature = "cuda")]

@@ -33,6 +33,16 @@
 //! 6. A wrong argument is an error that names it. (`tests::refusals_name_the_argument`)
 //!
 //! Limits: any head width and any number of heads that the KV heads divide; `P + nodes <= capacity`.
+//!
+//! On CUDA (`launch`) `q` and the pools are bf16, `out` is bf16 or f32, `prefix_lens` lies on the device, and heads are 128 or 256 wide.
+//! A stream's keys are walked in up to 32 splits of whole tiles; where a split ends follows from the stream's own prefix length and node
+//! count, and the splits are added in key order, the paths last. Invariants there (`tests/gpu/attention.rs`):
+//! 1. Within `2^-7 sum p |v| / sum p` plus half a bf16 ulp of float64. (`every_tile_edge_is_within_the_bound`,
+//!    `every_split_edge_is_within_the_bound`, `served_shapes_are_within_the_bound`)
+//! 2. A stream's bits do not depend on its batch, its slot or the tile that a CTA takes. (`a_batch_has_the_bits_of_each_tree_alone`)
+//! 3. Invariants 3 and 4 above; outputs that stay finite beside a value that is not keep their bits.
+//!    (`what_a_row_cannot_see_never_reaches_it`, `a_visible_value_that_is_not_finite_does_what_float64_says`)
+//! 4. Sums are f32. (`sums_over_2100_equal_keys_are_f32`)
 
 pub mod cpu;
 #[cfg(feature = "cuda")]

@@ -27,6 +27,7 @@ pub const TESTS: &[(&str, Check)] = &[
     ("tree_attention::a_vanishing_weight_times_infinity_is_float64s", vanishing),
     ("tree_attention::sums_over_2100_equal_keys_are_f32", equal_keys),
     ("tree_attention::padding_is_zero_and_a_wrong_length_is_nan", padding),
+    ("tree_attention::planted_faults_turn_the_check_red", controls),
     ("tree_attention::refusals_name_the_argument", refusals),
 ];
 
@@ -404,6 +405,48 @@ fn padding(stream: &Arc<CudaStream>) -> Result<(), String> {
                 return Err(format!("{len} keys in a slot of {}: not NaN", scene.pools.capacity));
             }
             same("rows beside a wrong length", &got[..wrong], &clean[..wrong])?;
+        }
+    }
+    Ok(())
+}
+
+/// The check itself: truths with a planted fault must refuse what the kernel gives.
+fn controls(stream: &Arc<CudaStream>) -> Result<(), String> {
+    type Rows = Vec<Option<(usize, Vec<usize>)>>;
+    type Fault = fn(&mut Pools, &mut Rows);
+    let faults: [(&str, Fault); 5] = [
+        ("paths cut short", |_, rows| {
+            rows.iter_mut().flatten().filter(|(_, seen)| seen.len() > 302).for_each(|(_, seen)| {
+                seen.remove(301);
+            });
+        }),
+        ("score scale off by 1/16", |pools, _| {
+            pools.q.iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() * 1.0625));
+        }),
+        ("a split dropped", |_, rows| {
+            rows.iter_mut().flatten().for_each(|(_, seen)| drop(seen.drain(128..256)));
+        }),
+        ("a tile fetched into the stage being read", |pools, _| {
+            let width = pools.dims.kv_width();
+            let tile = pools.at(1, 0, 0)..pools.at(1, 64, 0);
+            pools.values.copy_within(tile.clone(), tile.start + 64 * width);
+        }),
+        ("the last committed key left out", |_, rows| {
+            rows.iter_mut().flatten().for_each(|(_, seen)| {
+                seen.remove(299);
+            });
+        }),
+    ];
+    for dims in small() {
+        let scene = Scene::single(dims, DraftTree::random(20, 4).map_err(text)?, 300, 12);
+        let got = scene.run::<f32>(stream, None)?;
+        scene.pools.truth(&scene.rows()).worst("no fault", &got, false)?;
+        for (name, fault) in faults {
+            let (mut pools, mut rows) = (scene.pools.clone(), scene.rows());
+            fault(&mut pools, &mut rows);
+            if let Ok(ratio) = pools.truth(&rows).worst(name, &got, false) {
+                return Err(format!("{name}: the check stays green at {ratio:.3} of the bound"));
+            }
         }
     }
     Ok(())

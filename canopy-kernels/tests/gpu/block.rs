@@ -19,6 +19,7 @@ pub const TESTS: &[(&str, Check)] = &[
     ("block_attention::a_batch_has_the_bits_of_each_block_alone", batches),
     ("block_attention::hidden_keys_never_reach_a_row", hidden),
     ("block_attention::padding_is_zero_and_a_wrong_length_is_nan", padding),
+    ("block_attention::planted_faults_turn_the_check_red", controls),
     ("block_attention::refusals_name_the_argument", refusals),
     ("kv_compact::rows_move_in_every_pool_as_if_gathered_from_a_copy", compact),
 ];
@@ -203,6 +204,27 @@ fn padding(stream: &Arc<CudaStream>) -> Result<(), String> {
                 return Err(format!("{len} keys in a slot of {}: not NaN", scene.pools.capacity));
             }
             same("blocks beside a wrong length", &got[..to], &clean[..to])?;
+        }
+    }
+    Ok(())
+}
+
+/// The check itself: truths under a mask that is off by one must refuse what the kernel gives.
+fn controls(stream: &Arc<CudaStream>) -> Result<(), String> {
+    for dims in small() {
+        let mask = BlockMask { window: Some(40), causal: true };
+        let scene = Scene::new(dims, 16, &[(1, 333)], mask, 6);
+        let got = scene.run::<f32>(stream, None)?;
+        scene.pools.truth(&scene.rows()).worst("no fault", &got, false)?;
+        for (name, window, ahead) in
+            [("window one short", 39, 0), ("window one long", 41, 0), ("causal mask off by one", 40, 1)]
+        {
+            let rows: Vec<_> = (333..349usize)
+                .map(|at| Some((1, (0..349).filter(|&key| key + window > at && key <= at + ahead).collect())))
+                .collect();
+            if let Ok(ratio) = scene.pools.truth(&rows).worst(name, &got, false) {
+                return Err(format!("{name}: the check stays green at {ratio:.3} of the bound"));
+            }
         }
     }
     Ok(())

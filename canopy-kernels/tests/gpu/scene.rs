@@ -125,7 +125,7 @@ impl Truth {
             let half_ulp = if rounded { truth.abs() * 2f64.powi(-8) } else { 0.0 };
             let bound = size.min(f64::MAX) * 2f64.powi(-7) + half_ulp + 1e-30;
             let ratio = (f64::from(got) - truth).abs() / bound;
-            if !(ratio <= 1.0) {
+            if ratio.is_nan() || ratio > 1.0 {
                 return Err(format!(
                     "{what}: element {i} is {got}, float64 gives {truth}, {ratio:.2} of the bound"
                 ));
