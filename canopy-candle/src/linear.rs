@@ -5,6 +5,8 @@ use std::sync::Arc;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use canopy_kernels::linear::cpu::{self as kernel, PackedWeight};
+#[cfg(feature = "cuda")]
+use canopy_kernels::linear::launch::Rounding;
 use canopy_kernels::linear::random;
 
 use crate::check::{Arg, arg};
@@ -43,6 +45,7 @@ pub struct PackedLinear {
     outputs: Arc<[usize]>,
     weights: Weights,
     device: Device,
+    bf16_rows: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +88,7 @@ impl PackedLinear {
             }
             _ => Weights::Plain(on(device)?.into()),
         };
-        Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone() })
+        Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone(), bf16_rows: false })
     }
 
     /// bf16 weights from a seed, uniform in `[-scale, scale)`, the same on every device; on CUDA they are made there. For measuring a model's
@@ -105,12 +108,26 @@ impl PackedLinear {
         {
             let weight = crate::cuda::linear::Weight::random(inputs, outputs, (seed, scale), cuda)?;
             let weights = Weights::Cuda(Arc::new(weight));
-            return Ok(Self { inputs, outputs: outputs.into(), weights, device: device.clone() });
+            return Ok(Self {
+                inputs,
+                outputs: outputs.into(),
+                weights,
+                device: device.clone(),
+                bf16_rows: false,
+            });
         }
         let parts = random::weights(inputs, outputs, seed, scale).into_iter().zip(outputs);
         let parts = parts.map(|(part, &out)| Tensor::from_vec(part, (out, inputs), &Device::Cpu));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         Self::new(&parts.iter().collect::<Vec<_>>(), device)
+    }
+
+    /// Rounds x to bf16 before the product where it runs on CUDA over packed weights (otherwise nothing changes): what bf16 models do elsewhere,
+    /// and half the work where rows are many.
+    #[must_use]
+    pub fn with_bf16_rows(mut self, bf16_rows: bool) -> Self {
+        self.bf16_rows = bf16_rows;
+        self
     }
 
     /// Input width.
@@ -132,7 +149,7 @@ impl PackedLinear {
         let pack = match &self.weights {
             Weights::Packed(weight) => x.apply_op1_no_bwd(&Product { weight, outputs: &self.outputs })?,
             #[cfg(feature = "cuda")]
-            Weights::Cuda(weight) => cuda_product(x, weight, &self.outputs)?,
+            Weights::Cuda(weight) => self.on_cuda(x, weight)?,
             Weights::Plain(parts) => return parts.iter().map(|part| plain_product(x, part)).collect(),
         };
         let mut views = PlaneViews::new(&pack);
@@ -155,7 +172,7 @@ impl PackedLinear {
                 pack.reshape((rows, self.outputs[0]))
             }
             #[cfg(feature = "cuda")]
-            Weights::Cuda(weight) => cuda_product(x, weight, &self.outputs)?.reshape((rows, self.outputs[0])),
+            Weights::Cuda(weight) => self.on_cuda(x, weight)?.reshape((rows, self.outputs[0])),
             Weights::Plain(parts) => plain_product(x, &parts[0]),
         }
     }
@@ -191,6 +208,14 @@ impl PackedLinear {
         }
     }
 
+    /// The CUDA kernel's product: f32 rows in, the pack back in x's dtype.
+    #[cfg(feature = "cuda")]
+    fn on_cuda(&self, x: &Tensor, weight: &crate::cuda::linear::Weight) -> Result<Tensor> {
+        let rounding = if self.bf16_rows { Rounding::Bf16 } else { Rounding::Split };
+        let product = crate::cuda::linear::Product { weight, rounding, outputs: &self.outputs };
+        row_major(&x.to_dtype(DType::F32)?)?.apply_op1_no_bwd(&product)?.to_dtype(x.dtype())
+    }
+
     /// Checks the input; returns its rows.
     fn check(&self, x: &Tensor) -> Result<usize> {
         check_devices(OP, &self.device, &[("x", x)])?;
@@ -210,13 +235,6 @@ fn pack(weight: Arg, inputs: usize, parts: &[Tensor]) -> Result<PackedWeight> {
     let slices = carried.iter().map(|part| part.values(weight)).collect::<Result<Vec<_>>>()?;
     let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
     PackedWeight::from_f32(inputs, &slices).wrap()
-}
-
-/// The CUDA kernel's product: f32 rows in, the pack back in x's dtype.
-#[cfg(feature = "cuda")]
-fn cuda_product(x: &Tensor, weight: &crate::cuda::linear::Weight, outputs: &[usize]) -> Result<Tensor> {
-    let rows = row_major(&x.to_dtype(DType::F32)?)?;
-    rows.apply_op1_no_bwd(&crate::cuda::linear::Product { weight, outputs })?.to_dtype(x.dtype())
 }
 
 /// candle's product in the weight's dtype, the result in the input's.

@@ -22,9 +22,21 @@ pub fn parse(name: &str) -> Result<Device> {
     cuda(ordinal).map_err(error)
 }
 
+/// One candle device per ordinal: a target and its drafter must share theirs.
 #[cfg(feature = "cuda")]
 fn cuda(ordinal: usize) -> std::result::Result<Device, String> {
-    Device::new_cuda(ordinal).map_err(|source| source.to_string())
+    use std::collections::HashMap;
+    use std::sync::{Mutex, PoisonError};
+
+    static OPEN: Mutex<Option<HashMap<usize, Device>>> = Mutex::new(None);
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let open = open.get_or_insert_default();
+    if let Some(device) = open.get(&ordinal) {
+        return Ok(device.clone());
+    }
+    let device = Device::new_cuda(ordinal).map_err(|source| source.to_string())?;
+    open.insert(ordinal, device.clone());
+    Ok(device)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use canopy_candle::{Solve, Variant};
 use serde_json::Value;
 
@@ -53,6 +53,16 @@ impl FromStr for ModelSource {
     }
 }
 
+/// What rows are rounded to before products and the delta rule on CUDA; the CPU always takes them in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowPrecision {
+    /// bf16, as bf16 checkpoints are run elsewhere.
+    #[default]
+    Bf16,
+    /// f32: slower, and close to the CPU.
+    F32,
+}
+
 /// What to load.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -68,6 +78,8 @@ pub struct LoadOptions {
     pub slots: usize,
     /// Context to allocate; `None` takes the model's own, at most [`DEFAULT_CONTEXT_LEN`].
     pub context_len: Option<usize>,
+    /// What rows are rounded to before products and the delta rule on CUDA.
+    pub rows: RowPrecision,
     /// Never ask the network.
     pub offline: bool,
     /// `cpu`, `cuda` or `cuda:N`.
@@ -85,10 +97,17 @@ impl Default for LoadOptions {
             random_weights: None,
             slots: 4,
             context_len: None,
+            rows: RowPrecision::default(),
             offline: false,
             device: "cpu".into(),
             variant: None,
         }
+    }
+}
+
+impl LoadOptions {
+    fn bf16_rows(&self, device: &Device) -> bool {
+        device.is_cuda() && self.rows == RowPrecision::Bf16
     }
 }
 
@@ -149,19 +168,17 @@ pub fn load_target(files: &ModelFiles, options: &LoadOptions) -> Result<Qwen35> 
     let device = device::parse(&options.device)?;
     let usual = if device.is_cpu() { Variant::Walk } else { Variant::Solve(Solve::Forward) };
     let variant = options.variant.unwrap_or(usual);
-    let gdn_rows = match options.dtype {
-        WeightDtype::Stored | WeightDtype::Bf16 if device.is_cuda() => DType::BF16,
-        _ => DType::F32,
-    };
-    let model = ModelOptions { slots: options.slots, context_len, variant, gdn_rows, device };
-    Qwen35::load(&weights(files, options)?, config, model)
+    let rows = if options.bf16_rows(&device) { DType::BF16 } else { DType::F32 };
+    let model = ModelOptions { slots: options.slots, context_len, variant, rows, device };
+    Qwen35::load(&weights(files, options, &model.device)?, config, model)
 }
 
-fn weights(files: &ModelFiles, options: &LoadOptions) -> Result<Weights> {
-    match options.random_weights {
-        Some(seed) => Ok(Weights::random(seed)),
-        None => files.weights(options.dtype),
-    }
+fn weights(files: &ModelFiles, options: &LoadOptions, device: &Device) -> Result<Weights> {
+    let weights = match options.random_weights {
+        Some(seed) => Weights::random(seed),
+        None => files.weights(options.dtype)?,
+    };
+    Ok(weights.with_bf16_rows(options.bf16_rows(device)))
 }
 
 /// End-of-sequence tokens of `generation_config.json`; not every checkpoint has one.
@@ -209,7 +226,7 @@ pub fn load_drafter(files: &ModelFiles, target: &mut Qwen35, options: &LoadOptio
         context_len: target.context_len(),
         device: device::parse(&options.device)?,
     };
-    let drafter = DFlash::load(&weights(files, options)?, config, target.head(), sizes)?;
+    let drafter = DFlash::load(&weights(files, options, &sizes.device)?, config, target.head(), sizes)?;
     target.set_taps(drafter.taps())?;
     Ok(drafter)
 }

@@ -61,6 +61,7 @@ pub struct Weights {
     dtype: WeightDtype,
     /// No files: every tensor that is asked for comes from this seed.
     random: Option<u64>,
+    bf16_rows: bool,
 }
 
 impl Weights {
@@ -116,8 +117,15 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Makes products that round their rows to bf16 on CUDA ([`PackedLinear::with_bf16_rows`]).
+    #[must_use]
+    pub fn with_bf16_rows(mut self, bf16_rows: bool) -> Self {
+        self.bf16_rows = bf16_rows;
+        self
+    }
+
     fn empty(root: PathBuf, dtype: WeightDtype) -> Self {
-        Self { root, files: Vec::new(), tensors: HashMap::new(), dtype, random: None }
+        Self { root, files: Vec::new(), tensors: HashMap::new(), dtype, random: None, bf16_rows: false }
     }
 
     fn add(&mut self, (path, bytes): (PathBuf, Bytes)) -> Result<()> {
@@ -217,7 +225,8 @@ impl Weights {
             let rows = |part: &&[Part<'_>]| part.iter().map(|(_, rows)| rows).sum();
             let outputs: Vec<usize> = parts.iter().map(rows).collect();
             let name = parts.first().and_then(|part| part.first()).map_or("", |(name, _)| name);
-            return Ok(PackedLinear::random(inputs, &outputs, random::matrix(name, inputs, seed), device)?);
+            let linear = PackedLinear::random(inputs, &outputs, random::matrix(name, inputs, seed), device)?;
+            return Ok(linear.with_bf16_rows(self.bf16_rows));
         }
         let mut outputs = Vec::with_capacity(parts.len());
         for part in parts {
@@ -238,7 +247,7 @@ impl Weights {
                 _ => Tensor::cat(&matrices, 0)?,
             });
         }
-        Ok(PackedLinear::new(&stacked.iter().collect::<Vec<_>>(), device)?)
+        Ok(PackedLinear::new(&stacked.iter().collect::<Vec<_>>(), device)?.with_bf16_rows(self.bf16_rows))
     }
 
     /// The product over one `[rows, inputs]` matrix.

@@ -6,7 +6,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail,
 };
-use canopy_kernels::linear::launch::{self, WeightOnDevice, WeightShape};
+use canopy_kernels::linear::launch::{self, Rounding, WeightOnDevice, WeightShape};
 
 use super::{output, storage, view};
 use crate::check::{Arg, arg};
@@ -61,6 +61,7 @@ impl Weight {
 /// All outputs as planes of one allocation.
 pub(crate) struct Product<'a> {
     pub weight: &'a Weight,
+    pub rounding: Rounding,
     pub outputs: &'a [usize],
 }
 
@@ -83,7 +84,8 @@ impl CustomOp1 for Product<'_> {
         let mut pack = output::<f32>(device, count)?;
         let starts = planes::starts(&lens);
         let y = pack.as_view_mut();
-        launch::forward(&device.cuda_stream(), &mut weight, x, &mut scratch, &starts, y).wrap()?;
+        launch::forward(&device.cuda_stream(), &mut weight, self.rounding, x, &mut scratch, &starts, y)
+            .wrap()?;
         Ok(storage(device, pack, count))
     }
 }

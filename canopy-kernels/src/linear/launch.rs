@@ -23,9 +23,22 @@ const BLOCKS: usize = 264;
 const ROW_TILES: usize = 8;
 const MAX_PARTS: usize = 8;
 
-/// Rows of a row tile and its kernel, smallest first.
-const KERNELS: [(usize, &str); 4] =
-    [(8, "linear_r8"), (16, "linear_r16"), (32, "linear_r32"), (64, "linear_r64")];
+/// How the kernel takes its f32 rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// As two bf16 parts: products within 2^-15 of `|x w|`.
+    Split,
+    /// Rounded to bf16, as bf16 models are run elsewhere: half the work where rows are many.
+    Bf16,
+}
+
+/// Rows of a row tile and its kernels for [`Rounding::Split`] and [`Rounding::Bf16`], smallest first.
+const KERNELS: [(usize, [&str; 2]); 4] = [
+    (8, ["linear_r8_p2", "linear_r8_p1"]),
+    (16, ["linear_r16_p2", "linear_r16_p1"]),
+    (32, ["linear_r32_p2", "linear_r32_p1"]),
+    (64, ["linear_r64_p2", "linear_r64_p1"]),
+];
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -210,8 +223,8 @@ impl WeightOnDevice {
     }
 }
 
-/// The row tile for this many rows, and its kernel.
-fn kernel(rows: usize) -> (usize, &'static str) {
+/// The row tile for this many rows, and its kernels.
+fn kernel(rows: usize) -> (usize, [&'static str; 2]) {
     KERNELS.iter().find(|(tile, _)| *tile >= rows).copied().unwrap_or(KERNELS[KERNELS.len() - 1])
 }
 
@@ -223,6 +236,7 @@ fn kernel(rows: usize) -> (usize, &'static str) {
 pub fn forward(
     stream: &Arc<CudaStream>,
     weight: &mut WeightOnDevice,
+    rounding: Rounding,
     x: CudaView<'_, f32>,
     scratch: &mut CudaSlice<f32>,
     starts: &[usize],
@@ -246,7 +260,8 @@ pub fn forward(
         let (expected, got) = (Box::new([weight.scratch_len(rows)]), Box::new([scratch.len()]));
         return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
     }
-    let (tile, symbol) = kernel(rows);
+    let (tile, [split, bf16]) = kernel(rows);
+    let (symbol, parts) = if rounding == Rounding::Split { (split, 2) } else { (bf16, 1) };
     let function = Kernels::on(stream.context())?.function(OP, IMAGE, symbol)?;
     let mut args = shape.args();
     for first in (0..rows).step_by(tile * ROW_TILES) {
@@ -258,7 +273,7 @@ pub fn forward(
         let config = LaunchConfig {
             grid_dim: (count.div_ceil(tile) as u32, shape.blocks() as u32, args.splits),
             block_dim: (THREADS as u32, 1, 1),
-            shared_mem_bytes: (2 * 2 * tile * 256) as u32,
+            shared_mem_bytes: (2 * parts * tile * 256) as u32,
         };
         let x = x.slice(first * shape.inputs..(first + count) * shape.inputs);
         let mut launch = stream.launch_builder(&function);

@@ -1,6 +1,6 @@
 // y = x W^T with W read once for all rows. A CTA owns 128 outputs (a warp 16) and one span of the inputs; W lies in memory in the order in
 // which a warp's lanes hold its tensor-core tiles, so it goes from global memory to registers, eight tiles ahead. x is rounded to bf16 in shared
-// memory, as hi + lo, so a product is good to about 2^-16 of |x w|. The spans of one output are added in order by the
+// memory, or split into hi + lo, which makes a product good to about 2^-16 of |x w|. The spans of one output are added in order by the
 // CTA that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum, so a row's bits are its own.
 #include <stdint.h>
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint4 stream16(const uint4* p) {
 }
 
 // What a thread stages of a row tile: four inputs of every eighth row from its own on.
-template <int Rows>
+template <int Rows, int Parts>
 struct Stager {
     const float* source;
     int rows_left;  // rows of x from this thread's first on
@@ -45,8 +45,8 @@ struct Stager {
     __device__ __forceinline__ void put(uint8_t* buffer, int unit, float4 v) const {
         uint8_t* p = buffer + 8 * unit * kRowBytes + at;
         *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
-        *reinterpret_cast<uint2*>(p + Rows * kRowBytes) =
-            make_uint2(pack_bf16(residual(v.x), residual(v.y)), pack_bf16(residual(v.z), residual(v.w)));
+        if (Parts == 2)
+            *reinterpret_cast<uint2*>(p + Rows * kRowBytes) = make_uint2(pack_bf16(residual(v.x), residual(v.y)), pack_bf16(residual(v.z), residual(v.w)));
     }
 
     __device__ __forceinline__ void advance() {
@@ -77,11 +77,11 @@ __device__ __forceinline__ void write(const LinearArgs& a, const Place& p, int r
 
 // Grid (row tiles, blocks of 128 outputs, splits). `spans` holds every split's accumulators, `arrived` one zero for each (block, row tile); it
 // is zero again afterwards.
-template <int Rows>
+template <int Rows, int Parts>
 __device__ __forceinline__ void product(const LinearArgs& a, const float* x, const uint4* weight, float4* spans, uint32_t* arrived, float* y) {
-    constexpr int kTiles = Rows / 8, kPlanes = 2, kUnits = Rows * kChunk / 4 / kThreads;
+    constexpr int kTiles = Rows / 8, kUnits = Rows * kChunk / 4 / kThreads;
     constexpr int kTurns = Rows > 32 ? 2 : 1;  // parts of the row tiles between which a thread stages one unit
-    constexpr uint32_t kBuffer = kPlanes * Rows * kRowBytes;
+    constexpr uint32_t kBuffer = Parts * Rows * kRowBytes;
     extern __shared__ __align__(128) uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * Rows;
     const uint32_t tile = blockIdx.y * kWarps + warp;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
     const uint32_t begin = blockIdx.z * a.per_split, end = min(begin + a.per_split, a.chunks);
     const uint4* w = weight + (((size_t)(live ? tile : 0) * a.chunks + begin) * kSteps) * 32 + lane;
 
-    Stager<Rows> stager(a, x, first_row, begin);
+    Stager<Rows, Parts> stager(a, x, first_row, begin);
     float acc[kTiles][4] = {};
     uint4 ahead[kSteps];
 #pragma unroll
@@ -120,7 +120,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
 #pragma unroll
                 for (int t = turn * kTiles / kTurns; t < (turn + 1) * kTiles / kTurns; ++t) {
 #pragma unroll
-                    for (int plane = 0; plane < kPlanes; ++plane) {
+                    for (int plane = 0; plane < Parts; ++plane) {
                         uint32_t b[4];
                         load_matrices(b, tiles + chunk_offset(lane % 8, 4 * pair + lane / 8) + (plane * Rows + 8 * t) * kRowBytes);
                         mma(acc[t], a0, b[0], b[1]);
@@ -212,17 +212,21 @@ __device__ __forceinline__ void fill(const LinearArgs& a, uint64_t seed, float s
 
 }  // namespace canopy
 
-#define CANOPY_LINEAR(ROWS)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(canopy::kThreads, 2) linear_r##ROWS(                                  \
+#define CANOPY_LINEAR(ROWS, PARTS)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(canopy::kThreads, 2) linear_r##ROWS##_p##PARTS(                       \
         const __grid_constant__ LinearArgs a, const float* x, const uint4* weight, float4* spans, uint32_t* arrived,   \
         float* y) {                                                                                                    \
-        canopy::product<ROWS>(a, x, weight, spans, arrived, y);                                                        \
+        canopy::product<ROWS, PARTS>(a, x, weight, spans, arrived, y);                                                 \
     }
 
-CANOPY_LINEAR(8)
-CANOPY_LINEAR(16)
-CANOPY_LINEAR(32)
-CANOPY_LINEAR(64)
+CANOPY_LINEAR(8, 1)
+CANOPY_LINEAR(16, 1)
+CANOPY_LINEAR(32, 1)
+CANOPY_LINEAR(64, 1)
+CANOPY_LINEAR(8, 2)
+CANOPY_LINEAR(16, 2)
+CANOPY_LINEAR(32, 2)
+CANOPY_LINEAR(64, 2)
 
 extern "C" __global__ void __launch_bounds__(256) linear_lookup(const __grid_constant__ LinearArgs a, const uint32_t* ids, const uint16_t* weight, float* y) {
     canopy::lookup(a, ids, weight, y);

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use canopy_kernels::linear::launch::{WeightOnDevice, WeightShape, forward, lookup};
+use canopy_kernels::linear::launch::{Rounding, WeightOnDevice, WeightShape, forward, lookup};
 use canopy_kernels::linear::{oracle, random};
 use cudarc::driver::CudaStream;
 use half::bf16;
 
 use crate::Check;
-use crate::data::{Random, bits, text};
+use crate::data::{Random, bits, round_bf16, text};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("linear::every_shape_is_within_the_bound", shapes),
@@ -38,7 +38,12 @@ impl Product {
     }
 
     /// All planes, one after another, each on a multiple of 32 elements; what lies between must stay NaN.
-    fn run(&mut self, stream: &Arc<CudaStream>, x: &[f32]) -> Result<Vec<Vec<f32>>, String> {
+    fn run(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rounding: Rounding,
+        x: &[f32],
+    ) -> Result<Vec<Vec<f32>>, String> {
         let rows = x.len() / self.shape.inputs();
         let (mut starts, mut end) = (Vec::new(), 0usize);
         for out in self.shape.outputs() {
@@ -50,7 +55,7 @@ impl Product {
         let scratch_len = self.on_device.scratch_len(rows).max(1);
         let mut scratch = stream.clone_htod(&vec![f32::NAN; scratch_len]).map_err(text)?;
         let mut y = stream.clone_htod(&vec![f32::NAN; end + 32]).map_err(text)?;
-        forward(stream, &mut self.on_device, x.as_view(), &mut scratch, &starts, y.as_view_mut())
+        forward(stream, &mut self.on_device, rounding, x.as_view(), &mut scratch, &starts, y.as_view_mut())
             .map_err(text)?;
         let y = stream.clone_dtoh(&y).map_err(text)?;
         if y[end..].iter().any(|y| !y.is_nan()) {
@@ -100,9 +105,13 @@ fn shapes(stream: &Arc<CudaStream>) -> Result<(), String> {
                 continue;
             }
             let x = Random::new(rows as u64).normals(rows * inputs);
-            let planes = product.run(stream, &x)?;
             let case = |e| format!("{inputs} -> {outputs:?}, {rows} rows: {e}");
+            let planes = product.run(stream, Rounding::Split, &x)?;
             worst = worst.max(product.worst(&x, &planes).map_err(case)?);
+            // Rows that are bf16 already lose nothing by the rounding.
+            let rounded: Vec<f32> = x.iter().map(|&x| round_bf16(x)).collect();
+            let planes = product.run(stream, Rounding::Bf16, &x)?;
+            worst = worst.max(product.worst(&rounded, &planes).map_err(case)?);
         }
     }
     eprintln!("linear: worst error {worst:.2e} of sum |x w|");
@@ -113,10 +122,15 @@ fn company(stream: &Arc<CudaStream>) -> Result<(), String> {
     for (inputs, outputs) in [(4096usize, &[256usize, 48][..]), (256, &[768, 768])] {
         let mut product = Product::new(stream, inputs, outputs, 5)?;
         let x = Random::new(6).normals(70 * inputs);
-        let together = product.run(stream, &x)?;
-        for (first, rows) in [(0usize, 1usize), (69, 1), (3, 8), (11, 13), (30, 33), (0, 64)] {
-            let alone = product.run(stream, &x[first * inputs..(first + rows) * inputs])?;
-            for ((alone, together), &out) in alone.iter().zip(&together).zip(outputs) {
+        let together =
+            [Rounding::Split, Rounding::Bf16].map(|rounding| (rounding, product.run(stream, rounding, &x)));
+        let cases = [(0usize, 1usize), (69, 1), (3, 8), (11, 13), (30, 33), (0, 64)];
+        for ((rounding, together), (first, rows)) in
+            together.iter().flat_map(|all| cases.map(|case| (all, case)))
+        {
+            let together = together.as_ref().map_err(Clone::clone)?;
+            let alone = product.run(stream, *rounding, &x[first * inputs..(first + rows) * inputs])?;
+            for ((alone, together), &out) in alone.iter().zip(together).zip(outputs) {
                 if bits(alone) != bits(&together[first * out..(first + rows) * out]) {
                     return Err(format!("{inputs} -> {outputs:?}: rows {first}..{} differ", first + rows));
                 }
@@ -130,10 +144,10 @@ fn nonfinite(stream: &Arc<CudaStream>) -> Result<(), String> {
     let inputs = 512;
     let mut product = Product::new(stream, inputs, &[200], 7)?;
     let mut x = Random::new(8).normals(20 * inputs);
-    let clean = product.run(stream, &x)?;
+    let clean = product.run(stream, Rounding::Split, &x)?;
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         x[5 * inputs + 300] = value;
-        let got = product.run(stream, &x)?;
+        let got = product.run(stream, Rounding::Split, &x)?;
         for row in 0..20 {
             let (got, clean) = (&got[0][row * 200..][..200], &clean[0][row * 200..][..200]);
             if row != 5 && bits(got) != bits(clean) {
@@ -188,9 +202,25 @@ fn refusals(stream: &Arc<CudaStream>) -> Result<(), String> {
     let x = stream.alloc_zeros::<f32>(130).map_err(text)?;
     let mut scratch = stream.alloc_zeros::<f32>(1).map_err(text)?;
     let mut y = stream.alloc_zeros::<f32>(32).map_err(text)?;
-    let wrong = forward(stream, &mut product.on_device, x.as_view(), &mut scratch, &[0], y.as_view_mut());
+    let wrong = forward(
+        stream,
+        &mut product.on_device,
+        Rounding::Split,
+        x.as_view(),
+        &mut scratch,
+        &[0],
+        y.as_view_mut(),
+    );
     named(wrong, "x")?;
-    let wrong = forward(stream, &mut product.on_device, x.slice(..128), &mut scratch, &[20], y.as_view_mut());
+    let wrong = forward(
+        stream,
+        &mut product.on_device,
+        Rounding::Split,
+        x.slice(..128),
+        &mut scratch,
+        &[20],
+        y.as_view_mut(),
+    );
     named(wrong, "starts")?;
     named(WeightShape::new(6, &[16]), "inputs")?;
     named(WeightShape::new(8, &[]), "parts")

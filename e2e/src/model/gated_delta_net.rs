@@ -62,7 +62,7 @@ impl GatedDeltaNet {
             out_proj: weights.linear(&name("out_proj.weight"), hidden, v_width, device)?,
             dims,
             eps: config.rms_norm_eps as f32,
-            rows: options.gdn_rows,
+            rows: options.rows,
             pool: RecurrentPool::new(options.slots, dims, device)?,
         })
     }

@@ -25,7 +25,7 @@ pub struct ModelOptions {
     /// Form of the delta rule; `Walk`'s bits do not depend on how rows are grouped into rounds.
     pub variant: Variant,
     /// What the delta rule's rows are rounded to: f32 or, for CUDA's tensor-core design, bf16.
-    pub gdn_rows: DType,
+    pub rows: DType,
     /// Where the model runs.
     pub device: Device,
 }

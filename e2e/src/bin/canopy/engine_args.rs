@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use canopy_e2e::engine::{Engine, EngineConfig, Sampling};
-use canopy_e2e::loader::{LoadOptions, ModelSource, WeightDtype, load};
+use canopy_e2e::loader::{LoadOptions, ModelSource, RowPrecision, WeightDtype, load};
 use canopy_e2e::threads;
 use canopy_e2e::tokenizer::Tokenizer;
 use clap::ValueEnum;
@@ -25,6 +25,9 @@ pub struct EngineArgs {
     /// How weights are kept
     #[arg(long, value_enum, default_value_t = Dtype::Stored)]
     pub dtype: Dtype,
+    /// What rows are rounded to before products and the delta rule on CUDA; the CPU takes them in f32
+    #[arg(long, value_enum, default_value_t = Rows::Bf16)]
+    pub rows: Rows,
     /// Makes the weights from this seed instead of reading them; config.json alone is needed
     #[arg(long, value_name = "SEED")]
     pub random_weights: Option<u64>,
@@ -47,6 +50,15 @@ pub enum Dtype {
     /// Rounded to bf16
     Bf16,
     /// Widened to f32
+    F32,
+}
+
+/// What rows are rounded to
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Rows {
+    /// As bf16 checkpoints are run elsewhere
+    Bf16,
+    /// Slower, and close to the CPU
     F32,
 }
 
@@ -77,6 +89,10 @@ impl EngineArgs {
             context_len: self.context,
             offline: self.offline,
             device: self.device.clone(),
+            rows: match self.rows {
+                Rows::Bf16 => RowPrecision::Bf16,
+                Rows::F32 => RowPrecision::F32,
+            },
             random_weights: self.random_weights,
             ..LoadOptions::default()
         }
