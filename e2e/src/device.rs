@@ -34,7 +34,12 @@ fn cuda(ordinal: usize) -> std::result::Result<Device, String> {
     if let Some(device) = open.get(&ordinal) {
         return Ok(device.clone());
     }
-    let device = Device::new_cuda(ordinal).map_err(|source| source.to_string())?;
+    // A stream of its own: the per-thread default stream would be another one in the thread that runs the engine.
+    let device = Device::new_cuda_with_stream(ordinal).map_err(|source| source.to_string())?;
+    if let Device::Cuda(cuda) = &device {
+        // SAFETY: this is the ordinal's only device, and a candle device allocates, uses and frees on its one stream.
+        unsafe { cuda.disable_event_tracking() };
+    }
     open.insert(ordinal, device.clone());
     Ok(device)
 }
