@@ -39,9 +39,28 @@ fn cuda(ordinal: usize) -> std::result::Result<Device, String> {
     if let Device::Cuda(cuda) = &device {
         // SAFETY: this is the ordinal's only device, and a candle device allocates, uses and frees on its one stream.
         unsafe { cuda.disable_event_tracking() };
+        keep_freed_memory(cuda).map_err(|source| source.to_string())?;
     }
     open.insert(ordinal, device.clone());
     Ok(device)
+}
+
+/// Memory that a round frees stays in the device's pool for the next round; by default every wait for the device returns it
+/// to the system, and the next allocations map it anew.
+#[cfg(feature = "cuda")]
+fn keep_freed_memory(
+    cuda: &candle_core::CudaDevice,
+) -> std::result::Result<(), candle_core::cuda_backend::cudarc::driver::DriverError> {
+    use candle_core::cuda_backend::cudarc::driver::{result, sys};
+
+    let stream = cuda.cuda_stream();
+    let mut threshold = u64::MAX;
+    // SAFETY: the device and its default pool exist as long as the context does; the attribute is a u64.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(stream.context().cu_device())?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
