@@ -14,12 +14,14 @@ mod kv;
 mod linear;
 mod planes;
 mod slices;
+mod top_tokens;
 mod tree;
 mod wrap;
 
 pub use append::{kv_append, kv_append_pair};
 pub use attention::{block_attention, tree_attention};
 pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
+pub use canopy_kernels::top_tokens::Row as TopRow;
 pub use canopy_kernels::tree_gdn::{Solve, Variant};
 pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
 pub use conv::{tree_conv, tree_conv_commit};
@@ -31,4 +33,5 @@ pub use glue::{
 };
 pub use kv::kv_compact;
 pub use linear::PackedLinear;
+pub use top_tokens::{most_top_tokens, top_tokens};
 pub use tree::{DevicePaths, DeviceTree};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
-use super::{OP, check};
+use super::{MOST_K_ON_CUDA, OP, check};
 use crate::cuda::Kernels;
 use crate::error::expect_len;
 use crate::{Error, Result};
@@ -13,8 +13,7 @@ use crate::{Error, Result};
 const SEGMENT: usize = 128;
 const CTA: usize = 2048;
 
-/// Most tokens of one row, and the largest vocabulary.
-pub const MOST_K: usize = 64;
+/// The largest vocabulary.
 const MOST_VOCAB: usize = 1 << 19;
 
 /// Segments of one row of logits; scratch has one key and one sum for each segment of every row.
@@ -42,7 +41,7 @@ pub fn forward(
     out: &mut CudaViewMut<'_, u32>,
 ) -> Result<()> {
     let rows = check(logits.len(), vocab, k, out.len())?;
-    if k > MOST_K || vocab > MOST_VOCAB {
+    if k > MOST_K_ON_CUDA || vocab > MOST_VOCAB {
         let wanted = format!("the best {k} of {vocab}");
         return Err(Error::Unsupported { op: OP, wanted, built: "the best 64 of 524288" });
     }

@@ -32,6 +32,9 @@ use crate::{Error, Result};
 
 const OP: &str = "top-tokens";
 
+/// The most tokens of one row that the CUDA kernels find.
+pub const MOST_K_ON_CUDA: usize = 64;
+
 /// Words of one row before its logits.
 const HEAD: usize = 2;
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 
-use super::accept::{Accepted, Failure, walk, with_host_rows};
+use super::accept::{Accepted, Failure, TargetRows, best_tokens, walk, with_host_rows};
 use super::auto::Tuner;
 use super::choose::Fault;
 use super::plan::{Plan, Rows, Source, Work};
@@ -68,26 +68,32 @@ impl Engine {
 
     fn accept(&mut self, work: &[Work], verified: &Verified) -> crate::Result<Vec<Outcome>> {
         let vocab = self.limits.vocab;
-        let mut accept_all = |logits: &[f32]| {
-            let rows = verified.logit_rows.windows(2).map(|w| &logits[w[0] * vocab..w[1] * vocab]);
+        let only_best = work.iter().all(|work| {
+            let stream = &self.running[work.index];
+            stream.picker.only_best() && stream.prompt_logprobs.is_none()
+        });
+        let mut accept_all = |all: TargetRows<'_>| {
+            let rows = verified.logit_rows.windows(2).map(|w| all.slice(w[0], w[1]));
             work.iter().zip(rows).map(|(work, rows)| self.accept_one(work, rows)).collect()
         };
         match &verified.logits {
-            Some(logits) => with_host_rows(logits, accept_all),
-            None => Ok(accept_all(&[])),
+            Some(logits) if only_best && !logits.device().is_cpu() => {
+                Ok(accept_all(TargetRows::Best(&best_tokens(logits)?)))
+            }
+            Some(logits) => with_host_rows(logits, |all| accept_all(TargetRows::Logits(all, vocab))),
+            None => Ok(accept_all(TargetRows::Best(&[]))),
         }
     }
 
-    fn accept_one(&mut self, work: &Work, logits: &[f32]) -> Outcome {
-        let vocab = self.limits.vocab;
+    fn accept_one(&mut self, work: &Work, rows: TargetRows<'_>) -> Outcome {
         let stream = &mut self.running[work.index];
         let start = stream.start();
         match &work.rows {
-            Rows::Prompt(count) => match accept_prompt(stream, *count, logits, vocab) {
+            Rows::Prompt(count) => match accept_prompt(stream, *count, rows) {
                 Err(failure) => Outcome::failed(failure),
                 Ok(emission) => Outcome { path: (0..*count).collect(), walked: None, emission, failed: None },
             },
-            Rows::Tree { tree, .. } => match walk(tree, logits, start, &mut stream.picker) {
+            Rows::Tree { tree, .. } => match walk(tree, rows, start, &mut stream.picker) {
                 Err(failure) => Outcome::failed(failure),
                 Ok(Accepted { path, tokens }) => {
                     let walked = tokens.last().map(|bonus| (path.clone(), bonus.id));
@@ -244,16 +250,15 @@ impl Engine {
     }
 }
 
-/// Reads the logits of a prompt chunk: every row's for the prompt's log-probabilities when they are wanted, the last
+/// Reads the target's rows of a prompt chunk: every row's for the prompt's log-probabilities when they are wanted, the last
 /// row's for the first token.
 fn accept_prompt(
     stream: &mut Stream,
     count: usize,
-    logits: &[f32],
-    vocab: usize,
+    rows: TargetRows<'_>,
 ) -> Result<Option<Emission>, Failure> {
     let length = stream.prompt.len();
-    if let Some(wanted) = &mut stream.prompt_logprobs {
+    if let (Some(wanted), TargetRows::Logits(logits, vocab)) = (&mut stream.prompt_logprobs, rows) {
         for (position, row) in (stream.prefilled + 1..).zip(logits.chunks(vocab)) {
             let Some(&id) = stream.prompt.get(position) else { break };
             if argmax(row).is_none() {
@@ -266,7 +271,7 @@ fn accept_prompt(
     if stream.prefilled + count < length {
         return Ok(None);
     }
-    let token = stream.picker.pick(&logits[logits.len() - vocab..], length)?;
+    let token = stream.picker.pick(rows.row(rows.len() - 1), length)?;
     Ok(Some(stream.output.push(vec![token])))
 }
 

@@ -1,6 +1,7 @@
 //! The drafter's distribution at every depth, cut to the candidates that a tree can use.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use canopy_candle::{TopRow, most_top_tokens, top_tokens};
 use canopy_kernels::{DraftTree, Error as KernelError};
 use rayon::prelude::*;
 
@@ -14,6 +15,19 @@ const PARALLEL_FROM: usize = 1 << 19;
 /// its `depth - 1` ancestors and its r better siblings first.
 pub fn depth_ranks(options: BuildOptions, depth: usize) -> usize {
     (options.budget + 1).saturating_sub(depth).min(options.top_k)
+}
+
+fn check_budget(options: BuildOptions) -> Result<()> {
+    if options.budget < DraftTree::MAX_NODES {
+        return Ok(());
+    }
+    let expected = format!("at most {}", DraftTree::MAX_NODES - 1);
+    Err(Error::Request { field: "budget", expected, got: options.budget.to_string() })
+}
+
+/// Depths of `horizon` that a tree can use.
+fn wanted_depths(horizon: usize, options: BuildOptions) -> usize {
+    options.budget.min(if options.top_k == 0 { 0 } else { horizon })
 }
 
 /// The best candidates of every depth: (token, ln p), best first, equal logits by token id, p over the whole
@@ -30,13 +44,7 @@ impl Marginals {
     /// # Errors
     /// When `logits` is not a whole number of rows of `vocab`, or the budget is beyond a draft tree's limit.
     pub fn from_logits(logits: &[f32], vocab: usize, options: BuildOptions) -> Result<Self> {
-        if options.budget >= DraftTree::MAX_NODES {
-            return Err(Error::Request {
-                field: "budget",
-                expected: format!("at most {}", DraftTree::MAX_NODES - 1),
-                got: options.budget.to_string(),
-            });
-        }
+        check_budget(options)?;
         if logits.is_empty() {
             return Ok(Self::default());
         }
@@ -45,12 +53,17 @@ impl Marginals {
             return Err(KernelError::Shape { op: "draft tree", arg: "logits", expected, got }.into());
         }
         let read = |(index, row): (usize, &[f32])| row::best_tokens(row, depth_ranks(options, index + 1));
-        let wanted = options.budget.min(if options.top_k == 0 { 0 } else { logits.len() / vocab });
+        let wanted = wanted_depths(logits.len() / vocab, options);
         let rows = &logits[..wanted * vocab];
         let read: Vec<Option<Vec<(u32, f64)>>> = match rows.len() >= PARALLEL_FROM {
             true => rows.par_chunks(vocab).enumerate().map(read).collect(),
             false => rows.chunks(vocab).enumerate().map(read).collect(),
         };
+        Ok(Self::until_none(read, wanted))
+    }
+
+    /// The depths before the first one without a distribution.
+    fn until_none(read: impl IntoIterator<Item = Option<Vec<(u32, f64)>>>, wanted: usize) -> Self {
         let depths: Vec<_> = read.into_iter().map_while(|depth| depth).collect();
         if depths.len() < wanted {
             tracing::debug!(
@@ -58,13 +71,21 @@ impl Marginals {
                 "drafted logits are no distribution; the tree ends before"
             );
         }
-        Ok(Self { depths })
+        Self { depths }
     }
 
     /// As [`Self::from_logits`], from a tensor `[horizon, vocab]` on any device; contiguous f32 on the CPU is
-    /// read in place.
+    /// read in place, and from another device only the candidates are copied.
     pub fn from_tensor(logits: &Tensor, options: BuildOptions) -> Result<Self> {
-        let (_, vocab) = logits.dims2()?;
+        let (horizon, vocab) = logits.dims2()?;
+        let most = depth_ranks(options, 1).min(vocab);
+        if !logits.device().is_cpu() && most <= most_top_tokens(logits.device()) {
+            check_budget(options)?;
+            return match wanted_depths(horizon, options) {
+                0 => Ok(Self::default()),
+                wanted => Self::from_top_tokens(&top_tokens(&logits.narrow(0, 0, wanted)?, most)?, options),
+            };
+        }
         let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.contiguous()?;
         let (storage, layout) = logits.storage_and_layout();
         match (&*storage, layout.contiguous_offsets()) {
@@ -73,6 +94,22 @@ impl Marginals {
             }
             _ => Err(candle_core::Error::Msg("draft tree: logits are not f32 on the CPU".into()).into()),
         }
+    }
+
+    /// From what [`top_tokens`] gives for the wanted depths.
+    fn from_top_tokens(rows: &Tensor, options: BuildOptions) -> Result<Self> {
+        let rows = rows.to_vec2::<u32>()?;
+        let mut read = Vec::with_capacity(rows.len());
+        for (index, words) in rows.iter().enumerate() {
+            let row = TopRow::new(words)?;
+            let best = row.best().next().map_or(0.0, |(_, logit)| f64::from(logit));
+            let log_prob = |logit: f32| (f64::from(logit) - best - f64::from(row.ln_sum())).min(0.0);
+            let kept = row.best().take(depth_ranks(options, index + 1));
+            let possible = kept.filter(|(_, logit)| *logit > f32::NEG_INFINITY);
+            let candidates = possible.map(|(token, logit)| (token, log_prob(logit))).collect();
+            read.push(row.is_distribution().then_some(candidates));
+        }
+        Ok(Self::until_none(read, rows.len()))
     }
 
     /// One candidate per depth: (token, ln p).
@@ -102,5 +139,40 @@ impl Marginals {
     /// The candidates of `depth` (from 1), best first: (token, ln p).
     pub fn depth(&self, depth: usize) -> &[(u32, f64)] {
         depth.checked_sub(1).and_then(|index| self.depths.get(index)).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_read_from_top_tokens_are_those_of_the_logits() {
+        let (horizon, vocab) = (6, 500);
+        let mut logits: Vec<f32> =
+            (0..horizon * vocab).map(|i| ((i * 7919) % 2003) as f32 / 150.0 - 6.0).collect();
+        logits[vocab..vocab + 490].fill(f32::NEG_INFINITY);
+        for bad in [None, Some(3)] {
+            if let Some(depth) = bad {
+                logits[depth * vocab + 9] = f32::NAN;
+            }
+            for (budget, top_k) in [(16, usize::MAX), (40, usize::MAX), (4, 2), (5, 1)] {
+                let options = BuildOptions { budget, top_k };
+                let want = Marginals::from_logits(&logits, vocab, options).unwrap();
+                let wanted = wanted_depths(horizon, options);
+                let rows =
+                    Tensor::from_slice(&logits[..wanted * vocab], (wanted, vocab), &Device::Cpu).unwrap();
+                let rows = top_tokens(&rows, depth_ranks(options, 1)).unwrap();
+                let got = Marginals::from_top_tokens(&rows, options).unwrap();
+                assert_eq!(got.horizon(), want.horizon());
+                for depth in 1..=want.horizon() {
+                    let tokens = |of: &Marginals| of.depth(depth).iter().map(|c| c.0).collect::<Vec<_>>();
+                    assert_eq!(tokens(&got), tokens(&want), "depth {depth}, budget {budget}");
+                    for (got, want) in got.depth(depth).iter().zip(want.depth(depth)) {
+                        assert!((got.1 - want.1).abs() < 2e-6, "depth {depth}: {} and {}", got.1, want.1);
+                    }
+                }
+            }
+        }
     }
 }
