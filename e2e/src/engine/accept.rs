@@ -1,9 +1,7 @@
 //! The accept walk: from the root down along the tokens that the target itself picks.
 
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use canopy_candle::{TopRow, top_tokens};
-
 use super::choose::{Fault, Rules};
+use super::target_rows::{TargetRow, TargetRows};
 use super::{EmittedToken, TokenOrigin};
 use crate::sampling::{Sampling, log_probs};
 use crate::tree::CandidateTree;
@@ -32,48 +30,6 @@ pub(super) struct Failure {
     pub fault: Fault,
 }
 
-/// What the target says after some rows.
-#[derive(Clone, Copy)]
-pub(super) enum TargetRows<'a> {
-    /// Logits `[rows, vocab]`.
-    Logits(&'a [f32], usize),
-    /// The best token of every row alone, `None` for a row that is not finite: all that [`Picker::only_best`] looks at.
-    Best(&'a [Option<u32>]),
-}
-
-/// One of [`TargetRows`].
-#[derive(Clone, Copy)]
-pub(super) enum TargetRow<'a> {
-    Logits(&'a [f32]),
-    Best(Option<u32>),
-}
-
-impl<'a> TargetRows<'a> {
-    /// Rows `from..to`.
-    pub fn slice(self, from: usize, to: usize) -> Self {
-        match self {
-            Self::Logits(all, vocab) => Self::Logits(&all[from * vocab..to * vocab], vocab),
-            Self::Best(all) => Self::Best(&all[from..to]),
-        }
-    }
-
-    /// How many rows.
-    pub fn len(self) -> usize {
-        match self {
-            Self::Logits(all, vocab) => all.len() / vocab,
-            Self::Best(all) => all.len(),
-        }
-    }
-
-    /// One row.
-    pub fn row(self, index: usize) -> TargetRow<'a> {
-        match self {
-            Self::Logits(all, vocab) => TargetRow::Logits(&all[index * vocab..(index + 1) * vocab]),
-            Self::Best(all) => TargetRow::Best(all[index]),
-        }
-    }
-}
-
 impl Picker {
     /// True when nothing but the best token of a row is looked at.
     pub fn only_best(&self) -> bool {
@@ -83,8 +39,8 @@ impl Picker {
     /// The token at `position` from the target's row; the rules move on to it.
     pub fn pick(&mut self, row: TargetRow<'_>, position: usize) -> Result<EmittedToken, Failure> {
         let failure = |fault| Failure { position: position - 1, fault };
-        let logits = match row {
-            TargetRow::Logits(logits) => logits,
+        let logits = match &row {
+            TargetRow::Logits(logits) => logits.as_ref(),
             TargetRow::Best(best) => {
                 let id = best.ok_or_else(|| failure(Fault::NonFinite))?;
                 return Ok(EmittedToken { id, origin: TokenOrigin::Bonus, logprob: None, top: Vec::new() });
@@ -113,19 +69,24 @@ impl Picker {
 /// after it, and the walk goes on to the child that carries it. Each emitted token is thereby the
 /// target's own pick in its exact context, whatever the tree: the text is that of decoding without one.
 ///
+/// The inner error is the first visited node from whose row nothing can be picked. Rows off the path are not looked at.
+///
 /// # Errors
-/// The first visited node from whose row nothing can be picked. Rows off the path are not looked at.
+/// When a row cannot be read from its device.
 pub(super) fn walk(
     tree: &CandidateTree,
     rows: TargetRows<'_>,
     start: usize,
     picker: &mut Picker,
-) -> Result<Accepted, Failure> {
+) -> crate::Result<Result<Accepted, Failure>> {
     let mut accepted = Accepted { path: Vec::new(), tokens: Vec::new() };
     let mut next = Some(0);
     while let Some(node) = next {
         let depth = accepted.path.len();
-        let mut token = picker.pick(rows.row(node), start + depth + 1)?;
+        let mut token = match picker.pick(rows.row(node)?, start + depth + 1) {
+            Ok(token) => token,
+            Err(failure) => return Ok(Err(failure)),
+        };
         next = tree.child(node, token.id);
         if next.is_some() {
             token.origin = TokenOrigin::Drafted;
@@ -133,31 +94,14 @@ pub(super) fn walk(
         accepted.path.push(node);
         accepted.tokens.push(token);
     }
-    Ok(accepted)
-}
-
-/// Calls `read` with the logits `[rows, vocab]` on the host: in place when they are there, else from a copy.
-pub(super) fn with_host_rows<T>(logits: &Tensor, read: impl FnOnce(&[f32]) -> T) -> crate::Result<T> {
-    let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?;
-    let (storage, layout) = logits.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(data)), Some((from, to))) => Ok(read(&data[from..to])),
-        _ => Err(candle_core::Error::Msg("accept: logits are not f32 on the CPU".into()).into()),
-    }
-}
-
-/// The best token of every row of logits `[rows, vocab]`, found where they are.
-pub(super) fn best_tokens(logits: &Tensor) -> crate::Result<Vec<Option<u32>>> {
-    let rows = top_tokens(&logits.to_dtype(DType::F32)?, 1)?.to_vec2::<u32>()?;
-    let best = |words: &Vec<u32>| {
-        let row = TopRow::new(words)?;
-        Ok(row.best().next().filter(|_| row.is_finite()).map(|(token, _)| token))
-    };
-    rows.iter().map(best).collect()
+    Ok(Ok(accepted))
 }
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{Device, Tensor};
+
+    use super::super::target_rows::best_tokens;
     use super::*;
     use crate::tree::{BuildOptions, build_ddtree};
 
@@ -183,7 +127,8 @@ mod tests {
         let below = tree.child(second, 0).unwrap();
         let mut picks = vec![1usize; tree.tokens().len()];
         (picks[0], picks[second], picks[below]) = (2, 0, 2);
-        let accepted = walk(&tree, TargetRows::Logits(&logits(&picks), 3), 10, &mut greedy()).unwrap();
+        let accepted =
+            walk(&tree, TargetRows::Logits(&logits(&picks), 3), 10, &mut greedy()).unwrap().unwrap();
         assert_eq!(accepted.path, [0, second, below]);
         let tokens: Vec<_> = accepted.tokens.iter().map(|t| (t.id, t.origin)).collect();
         let (drafted, bonus) = (TokenOrigin::Drafted, TokenOrigin::Bonus);
@@ -197,16 +142,16 @@ mod tests {
         let second = tree.child(0, 2).unwrap();
         let mut rows = logits(&vec![1; tree.tokens().len()]);
         rows[second * 3] = f32::NAN;
-        let accepted = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap();
+        let accepted = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap().unwrap();
         assert!(!accepted.path.contains(&second));
         let first = tree.child(0, 1).unwrap();
         rows[first * 3 + 2] = f32::INFINITY;
         let failure = Failure { position: 11, fault: Fault::NonFinite };
-        assert_eq!(walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()), Err(failure));
+        assert_eq!(walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap(), Err(failure));
     }
 
     #[test]
-    fn best_tokens_alone_give_the_walk_that_logits_give() {
+    fn rows_read_one_by_one_and_best_tokens_alone_give_the_same_walk() {
         let tree = tree();
         let second = tree.child(0, 2).unwrap();
         let mut picks = vec![1usize; tree.tokens().len()];
@@ -218,11 +163,15 @@ mod tests {
             }
             let all = Tensor::from_slice(&rows, (picks.len(), 3), &Device::Cpu).unwrap();
             let best = best_tokens(&all).unwrap();
+            let apart = TargetRows::apart(&all, &best);
             let mut picker = Picker { logprobs: None, ..greedy() };
             assert!(picker.only_best() && !greedy().only_best());
-            let want = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut picker);
+            let want = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut picker).unwrap();
             assert_eq!(want.is_err(), bad.is_some());
-            assert_eq!(walk(&tree, TargetRows::Best(&best), 10, &mut picker), want);
+            assert_eq!(walk(&tree, apart.best(), 10, &mut picker).unwrap(), want);
+            assert_eq!(walk(&tree, apart, 10, &mut picker).unwrap(), want);
+            let with_logprobs = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap();
+            assert_eq!(walk(&tree, apart, 10, &mut greedy()).unwrap(), with_logprobs);
         }
     }
 }

@@ -19,6 +19,7 @@ mod scheduler;
 mod stats;
 mod stop;
 mod stream;
+mod target_rows;
 mod text;
 
 use std::collections::VecDeque;

@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 
-use super::accept::{Accepted, Failure, TargetRows, best_tokens, walk, with_host_rows};
+use super::accept::{Accepted, Failure, walk};
 use super::auto::Tuner;
 use super::choose::Fault;
 use super::plan::{Plan, Rows, Source, Work};
 use super::stream::{Emission, Stream};
+use super::target_rows::{TargetRow, TargetRows, best_tokens, with_host_rows};
 use super::{Engine, Event, Mode, PromptToken, ReportedNode, RoundReport, StageTimes};
 use crate::Error;
 use crate::sampling::{argmax, log_probs};
@@ -68,32 +69,39 @@ impl Engine {
 
     fn accept(&mut self, work: &[Work], verified: &Verified) -> crate::Result<Vec<Outcome>> {
         let vocab = self.limits.vocab;
-        let only_best = work.iter().all(|work| {
-            let stream = &self.running[work.index];
-            stream.picker.only_best() && stream.prompt_logprobs.is_none()
-        });
-        let mut accept_all = |all: TargetRows<'_>| {
-            let rows = verified.logit_rows.windows(2).map(|w| all.slice(w[0], w[1]));
-            work.iter().zip(rows).map(|(work, rows)| self.accept_one(work, rows)).collect()
-        };
         match &verified.logits {
-            Some(logits) if only_best && !logits.device().is_cpu() => {
-                Ok(accept_all(TargetRows::Best(&best_tokens(logits)?)))
+            None => self.accept_all(work, verified, TargetRows::Best(&[])),
+            Some(logits) if logits.device().is_cpu() => {
+                with_host_rows(logits, |all| self.accept_all(work, verified, TargetRows::Logits(all, vocab)))?
             }
-            Some(logits) => with_host_rows(logits, |all| accept_all(TargetRows::Logits(all, vocab))),
-            None => Ok(accept_all(TargetRows::Best(&[]))),
+            Some(logits) => {
+                let wanted = work.iter().any(|work| self.running[work.index].only_best());
+                let best = if wanted { best_tokens(logits)? } else { Vec::new() };
+                self.accept_all(work, verified, TargetRows::apart(logits, &best))
+            }
         }
     }
 
-    fn accept_one(&mut self, work: &Work, rows: TargetRows<'_>) -> Outcome {
+    fn accept_all(
+        &mut self,
+        work: &[Work],
+        verified: &Verified,
+        all: TargetRows<'_>,
+    ) -> crate::Result<Vec<Outcome>> {
+        let rows = verified.logit_rows.windows(2).map(|w| all.slice(w[0], w[1]));
+        work.iter().zip(rows).map(|(work, rows)| self.accept_one(work, rows)).collect()
+    }
+
+    fn accept_one(&mut self, work: &Work, rows: TargetRows<'_>) -> crate::Result<Outcome> {
         let stream = &mut self.running[work.index];
+        let rows = if stream.only_best() { rows.best() } else { rows };
         let start = stream.start();
-        match &work.rows {
-            Rows::Prompt(count) => match accept_prompt(stream, *count, rows) {
+        Ok(match &work.rows {
+            Rows::Prompt(count) => match accept_prompt(stream, *count, rows)? {
                 Err(failure) => Outcome::failed(failure),
                 Ok(emission) => Outcome { path: (0..*count).collect(), walked: None, emission, failed: None },
             },
-            Rows::Tree { tree, .. } => match walk(tree, rows, start, &mut stream.picker) {
+            Rows::Tree { tree, .. } => match walk(tree, rows, start, &mut stream.picker)? {
                 Err(failure) => Outcome::failed(failure),
                 Ok(Accepted { path, tokens }) => {
                     let walked = tokens.last().map(|bonus| (path.clone(), bonus.id));
@@ -104,7 +112,7 @@ impl Engine {
                     Outcome { path, walked, emission: Some(emission), failed: None }
                 }
             },
-        }
+        })
     }
 
     /// Keeps the committed tokens' target features for the drafter.
@@ -250,29 +258,30 @@ impl Engine {
     }
 }
 
-/// Reads the target's rows of a prompt chunk: every row's for the prompt's log-probabilities when they are wanted, the last
-/// row's for the first token.
+/// Reads the target's rows of a prompt chunk: every row for the prompt's log-probabilities when they are wanted, the last
+/// one for the first token.
 fn accept_prompt(
     stream: &mut Stream,
     count: usize,
     rows: TargetRows<'_>,
-) -> Result<Option<Emission>, Failure> {
+) -> crate::Result<Result<Option<Emission>, Failure>> {
     let length = stream.prompt.len();
-    if let (Some(wanted), TargetRows::Logits(logits, vocab)) = (&mut stream.prompt_logprobs, rows) {
-        for (position, row) in (stream.prefilled + 1..).zip(logits.chunks(vocab)) {
+    if let Some(wanted) = &mut stream.prompt_logprobs {
+        for (index, position) in (stream.prefilled + 1..).enumerate().take(rows.len()) {
             let Some(&id) = stream.prompt.get(position) else { break };
-            if argmax(row).is_none() {
-                return Err(Failure { position: position - 1, fault: Fault::NonFinite });
+            let TargetRow::Logits(row) = rows.row(index)? else { break };
+            if argmax(&row).is_none() {
+                return Ok(Err(Failure { position: position - 1, fault: Fault::NonFinite }));
             }
-            let (logprob, top) = log_probs(row, id, wanted.top);
+            let (logprob, top) = log_probs(&row, id, wanted.top);
             wanted.tokens.push(PromptToken { id, logprob: Some(logprob), top });
         }
     }
     if stream.prefilled + count < length {
-        return Ok(None);
+        return Ok(Ok(None));
     }
-    let token = stream.picker.pick(rows.row(rows.len() - 1), length)?;
-    Ok(Some(stream.output.push(vec![token])))
+    let token = stream.picker.pick(rows.row(rows.len() - 1)?, length);
+    Ok(token.map(|token| Some(stream.output.push(vec![token]))))
 }
 
 fn reported(tree: &CandidateTree) -> Vec<ReportedNode> {

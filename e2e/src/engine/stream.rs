@@ -168,6 +168,11 @@ impl Stream {
         self.prompt.len() + self.stats.completion_tokens - 1
     }
 
+    /// True when nothing but the best token of every row of the target is looked at.
+    pub fn only_best(&self) -> bool {
+        self.picker.only_best() && self.prompt_logprobs.is_none()
+    }
+
     /// Tokens that may still be emitted.
     pub fn left(&self) -> usize {
         self.limit - self.stats.completion_tokens
