@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use candle_core::Tensor;
 use canopy_kernels::DraftTree;
 
 use super::CostCurve;
@@ -56,6 +57,11 @@ fn pass(tree: DraftTree) -> [VerifyStream; 1] {
     [VerifyStream { slot: 0, tokens: vec![0; tree.len()], tree, logits: LogitRows::All }]
 }
 
+/// Waits until the device has computed `results` and what was asked of it before.
+fn finish(results: &[Tensor]) -> Result<()> {
+    results.iter().take(1).try_for_each(|result| Ok(result.device().synchronize()?))
+}
+
 fn time_verify(target: &mut dyn Target) -> Result<Vec<(usize, f64)>> {
     let started = Instant::now();
     let (mut points, context) = (Vec::new(), target.context_len());
@@ -64,8 +70,9 @@ fn time_verify(target: &mut dyn Target) -> Result<Vec<(usize, f64)>> {
         let mut fastest = f64::INFINITY;
         for _ in 0..REPEATS {
             let pass = Instant::now();
-            target.verify(&streams)?;
+            let verified = target.verify(&streams)?;
             target.commit(&[vec![0]])?;
+            finish(verified.logits.as_slice())?;
             fastest = fastest.min(pass.elapsed().as_secs_f64());
             target.reset(0)?;
         }
@@ -84,12 +91,13 @@ fn time_draft(target: &mut dyn Target, drafter: &mut dyn Drafter) -> Result<Vec<
     if let Some(features) = target.verify(&streams)?.features {
         target.commit(&[(0..context).collect()])?;
         drafter.extend(0, &features)?;
+        finish(&[features])?;
         for rows in block_lengths(drafter.block_size()).into_iter().filter(|&rows| rows > 1) {
             let horizon = rows - 1;
             let mut fastest = f64::INFINITY;
             for _ in 0..REPEATS {
                 let call = Instant::now();
-                drafter.draft_rows(&[DraftRequest { slot: 0, root: 0, horizon }], rows)?;
+                finish(&drafter.draft_rows(&[DraftRequest { slot: 0, root: 0, horizon }], rows)?)?;
                 fastest = fastest.min(call.elapsed().as_secs_f64());
             }
             points.push((draft_load(rows, horizon), fastest));
