@@ -1,5 +1,6 @@
 //! The best tokens of rows of logits as an op.
 
+#[cfg(feature = "cuda")]
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 #[cfg(feature = "cuda")]
