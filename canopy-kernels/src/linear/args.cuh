@@ -7,8 +7,8 @@ constexpr int kParts = 8;
 struct LinearArgs {
     uint32_t inputs;          // true input width; the packed weight is padded to chunks of 128
     uint32_t chunks;          // chunks of 128 inputs
-    uint32_t per_split;       // chunks of one split
-    uint32_t splits;          // CTAs along the inputs
+    uint32_t blocks;          // blocks of 128 outputs
+    uint32_t per_worker;      // chunks of one worker
     uint32_t tiles;           // tiles of 16 outputs, all parts
     uint32_t rows;            // rows of x
     uint32_t parts;

@@ -17,10 +17,11 @@ const CHUNK: usize = 128;
 /// Outputs of a block.
 const BLOCK: usize = 128;
 const THREADS: usize = 256;
-/// Blocks that fill any device of today; a constant, so that the spans of a sum do not depend on the device.
-const BLOCKS: usize = 264;
+/// CTAs that share a product's chunks: two on each multiprocessor of an H200. A constant, so that the order of a sum does not depend on the
+/// device.
+const WORKERS: usize = 264;
 /// Row tiles of one launch.
-const ROW_TILES: usize = 8;
+const ROW_TILES: usize = 4;
 const MAX_PARTS: usize = 8;
 
 /// How the kernel takes its f32 rows.
@@ -45,8 +46,8 @@ const KERNELS: [(usize, [&str; 2]); 4] = [
 struct LinearArgs {
     inputs: u32,
     chunks: u32,
-    per_split: u32,
-    splits: u32,
+    blocks: u32,
+    per_worker: u32,
     tiles: u32,
     rows: u32,
     parts: u32,
@@ -110,20 +111,19 @@ impl WeightShape {
         self.tiles() * TILE * self.chunks() * CHUNK
     }
 
-    /// Chunks of one split, and splits.
-    fn splits(&self) -> (usize, usize) {
-        let most = (BLOCKS / self.blocks()).clamp(1, self.chunks());
-        let per_split = self.chunks().div_ceil(most).max(2);
-        (per_split, self.chunks().div_ceil(per_split))
+    /// Chunks of one worker, and workers.
+    fn workers(&self) -> (usize, usize) {
+        let chunks = self.blocks() * self.chunks();
+        let per_worker = chunks.div_ceil(WORKERS).max(2);
+        (per_worker, chunks.div_ceil(per_worker))
     }
 
     fn args(&self) -> LinearArgs {
-        let (per_split, splits) = self.splits();
         let mut args = LinearArgs {
             inputs: self.inputs as u32,
             chunks: self.chunks() as u32,
-            per_split: per_split as u32,
-            splits: splits as u32,
+            blocks: self.blocks() as u32,
+            per_worker: self.workers().0 as u32,
             tiles: self.tiles() as u32,
             parts: self.outputs.len() as u32,
             ..LinearArgs::default()
@@ -214,12 +214,10 @@ impl WeightOnDevice {
         &self.shape
     }
 
-    /// f32 elements of scratch that [`forward`] needs for this many rows.
+    /// f32 elements of scratch that [`forward`] needs for this many rows: two blocks' sums of every worker.
     pub fn scratch_len(&self, rows: usize) -> usize {
-        let (_, splits) = self.shape.splits();
         let (tile, _) = kernel(rows);
-        let row_tiles = rows.div_ceil(tile).min(ROW_TILES);
-        if splits == 1 { 0 } else { splits * self.shape.blocks() * row_tiles * tile * BLOCK }
+        2 * self.shape.workers().1 * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK
     }
 }
 
@@ -271,7 +269,7 @@ pub fn forward(
             args.start[part] = (start + first * out) as u32;
         }
         let config = LaunchConfig {
-            grid_dim: (count.div_ceil(tile) as u32, shape.blocks() as u32, args.splits),
+            grid_dim: (count.div_ceil(tile) as u32, shape.workers().1 as u32, 1),
             block_dim: (THREADS as u32, 1, 1),
             shared_mem_bytes: (2 * parts * tile * 256) as u32,
         };

@@ -1,7 +1,7 @@
-// y = x W^T with W read once for all rows. A CTA owns 128 outputs (a warp 16) and one span of the inputs; W lies in memory in the order in
+// y = x W^T with W read once for all rows. A block of 128 outputs (16 a warp) takes the inputs in chunks of 128; W lies in memory in the order in
 // which a warp's lanes hold its tensor-core tiles, so it goes from global memory to registers, eight tiles ahead. x is rounded to bf16 in shared
-// memory, or split into hi + lo, which makes a product good to about 2^-16 of |x w|. The spans of one output are added in order by the
-// CTA that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum, so a row's bits are its own.
+// memory, or split into hi + lo, which makes a product good to about 2^-16 of |x w|. What several CTAs have of
+// one output is added in order by the one that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum, so a row's bits are its own.
 #include <stdint.h>
 
 #include "args.cuh"
@@ -53,6 +53,11 @@ struct Stager {
         source += kChunk;
         inputs_left -= kChunk;
     }
+
+    __device__ __forceinline__ void rewind(uint32_t chunks) {
+        source -= chunks * kChunk;
+        inputs_left += chunks * kChunk;
+    }
 };
 
 struct Place {
@@ -75,34 +80,104 @@ __device__ __forceinline__ void write(const LinearArgs& a, const Place& p, int r
     }
 }
 
-// Grid (row tiles, blocks of 128 outputs, splits). `spans` holds every split's accumulators, `arrived` one zero for each (block, row tile); it
-// is zero again afterwards.
+template <int Rows>
+struct Sum {
+    static constexpr int kTiles = Rows / 8;
+
+    float c[kTiles][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0.f;
+    }
+
+    __device__ __forceinline__ float4 at(int t) const { return make_float4(c[t][0], c[t][1], c[t][2], c[t][3]); }
+};
+
+// Where worker `v` leaves what it has of a block that others share: it shares at most the first and the last block that it touches.
+__device__ __forceinline__ size_t span_of(const LinearArgs& a, uint32_t v, uint32_t block) {
+    const uint32_t place = 2 * v + (v * a.per_worker / a.chunks == block ? 0 : 1);
+    return (size_t)place * gridDim.x + blockIdx.x;
+}
+
+// This worker's sum over its part of `block`: written if it has the whole block, else left for the worker that comes last, which adds all
+// in the order of the inputs.
+template <int Rows>
+__device__ __forceinline__ void finish(const LinearArgs& a, const Sum<Rows>& sum, uint32_t block, float4* spans, uint32_t* arrived, float* y) {
+    constexpr int kTiles = Rows / 8;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * Rows;
+    const uint32_t tile = block * kWarps + warp;
+    const uint32_t first = block * a.chunks / a.per_worker, last = (block * a.chunks + a.chunks - 1) / a.per_worker;
+    if (first == last) {
+        if (tile >= a.tiles) return;
+        const Place place = place_of(a, tile);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) write(a, place, first_row + 8 * t, lane, sum.at(t), y);
+        return;
+    }
+    float4* mine = spans + span_of(a, blockIdx.y, block) * kTiles * kThreads + threadIdx.x;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) __stcg(mine + t * kThreads, sum.at(t));
+    __threadfence();
+    __shared__ bool is_last;
+    __syncthreads();
+    uint32_t* counter = arrived + (size_t)block * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1u) == last - first;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    if (tile >= a.tiles) return;
+    const Place place = place_of(a, tile);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+        float4 total = make_float4(0, 0, 0, 0);
+        for (uint32_t v = first; v <= last; ++v) {
+            const float4 part = __ldcg(spans + (span_of(a, v, block) * kTiles + t) * kThreads + threadIdx.x);
+            total = make_float4(total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w);
+        }
+        write(a, place, first_row + 8 * t, lane, total, y);
+    }
+}
+
+// Grid (row tiles, workers). The chunks of all blocks of 128 outputs stand in one line, of which every worker takes an equal piece. `spans`
+// holds two blocks' sums a worker and row tile, `arrived` a zero for each (block, row tile); it is zero again afterwards.
 template <int Rows, int Parts>
 __device__ __forceinline__ void product(const LinearArgs& a, const float* x, const uint4* weight, float4* spans, uint32_t* arrived, float* y) {
     constexpr int kTiles = Rows / 8, kUnits = Rows * kChunk / 4 / kThreads;
     constexpr int kTurns = Rows > 32 ? 2 : 1;  // parts of the row tiles between which a thread stages one unit
     constexpr uint32_t kBuffer = Parts * Rows * kRowBytes;
     extern __shared__ __align__(128) uint8_t shared[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * Rows;
-    const uint32_t tile = blockIdx.y * kWarps + warp;
-    const bool live = tile < a.tiles;
-    const uint32_t begin = blockIdx.z * a.per_split, end = min(begin + a.per_split, a.chunks);
-    const uint4* w = weight + (((size_t)(live ? tile : 0) * a.chunks + begin) * kSteps) * 32 + lane;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t begin = blockIdx.y * a.per_worker, end = min(begin + a.per_worker, a.blocks * a.chunks);
+    uint32_t block = begin / a.chunks, chunk = begin % a.chunks;
+    // a warp past the last tile reads the first one's weights and writes nothing
+    const auto tile_start = [&](uint32_t of_block) {
+        const uint32_t tile = of_block * kWarps + warp;
+        return weight + (size_t)(tile < a.tiles ? tile : 0) * a.chunks * kSteps * 32 + lane;
+    };
+    const uint4* w = tile_start(block) + (size_t)chunk * kSteps * 32;
 
-    Stager<Rows, Parts> stager(a, x, first_row, begin);
-    float acc[kTiles][4] = {};
+    Stager<Rows, Parts> stager(a, x, blockIdx.x * Rows, chunk);
+    Sum<Rows> sum;
+    sum.clear();
     uint4 ahead[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) ahead[s] = stream16(w + s * 32);
-    w += kSteps * 32;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) stager.put(shared, u, stager.fetch(a.inputs, u));
-    stager.advance();
     __syncthreads();
-    for (uint32_t chunk = begin; chunk < end; ++chunk) {
-        const bool more = chunk + 1 < end;
-        uint8_t* next = shared + ((chunk - begin + 1) & 1) * kBuffer;
-        const uint32_t tiles = shared_address(shared + ((chunk - begin) & 1) * kBuffer);
+    for (uint32_t unit = begin; unit < end; ++unit) {
+        const bool more = unit + 1 < end, ends_block = chunk + 1 == a.chunks;
+        if (ends_block) {
+            w = tile_start(block + 1);
+            stager.rewind(a.chunks - 1);
+        } else {
+            w += kSteps * 32;
+            stager.advance();
+        }
+        uint8_t* next = shared + ((unit - begin + 1) & 1) * kBuffer;
+        const uint32_t tiles = shared_address(shared + ((unit - begin) & 1) * kBuffer);
 #pragma unroll
         for (int pair = 0; pair < kSteps / 2; ++pair) {
             const uint4 w0 = ahead[2 * pair], w1 = ahead[2 * pair + 1];
@@ -113,59 +188,30 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
             }
 #pragma unroll
             for (int turn = 0; turn < kTurns; ++turn) {
-                const int unit = pair * kTurns + turn;
-                const bool stages = more && unit < kUnits;
+                const int staged_unit = pair * kTurns + turn;
+                const bool stages = more && staged_unit < kUnits;
                 float4 staged;
-                if (stages) staged = stager.fetch(a.inputs, unit);
+                if (stages) staged = stager.fetch(a.inputs, staged_unit);
 #pragma unroll
                 for (int t = turn * kTiles / kTurns; t < (turn + 1) * kTiles / kTurns; ++t) {
 #pragma unroll
                     for (int plane = 0; plane < Parts; ++plane) {
                         uint32_t b[4];
                         load_matrices(b, tiles + chunk_offset(lane % 8, 4 * pair + lane / 8) + (plane * Rows + 8 * t) * kRowBytes);
-                        mma(acc[t], a0, b[0], b[1]);
-                        mma(acc[t], a1, b[2], b[3]);
+                        mma(sum.c[t], a0, b[0], b[1]);
+                        mma(sum.c[t], a1, b[2], b[3]);
                     }
                 }
-                if (stages) stager.put(next, unit, staged);
+                if (stages) stager.put(next, staged_unit, staged);
             }
         }
-        w += kSteps * 32;
-        stager.advance();
-        __syncthreads();
-    }
-
-    const Place place = place_of(a, live ? tile : 0);
-    if (a.splits == 1) {
-        if (live)
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t)
-                write(a, place, first_row + 8 * t, lane, make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]), y);
-        return;
-    }
-    const size_t group = (size_t)blockIdx.y * gridDim.x + blockIdx.x, groups = (size_t)gridDim.x * gridDim.y;
-    const size_t element = (size_t)warp * 32 + lane;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-        __stcg(spans + ((blockIdx.z * groups + group) * kTiles + t) * kThreads + element,
-               make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]));
-    __threadfence();
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(arrived + group, 1u) == a.splits - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    if (threadIdx.x == 0) arrived[group] = 0;
-    if (!live) return;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (uint32_t split = 0; split < a.splits; ++split) {
-            const float4 span = __ldcg(spans + ((split * groups + group) * kTiles + t) * kThreads + element);
-            sum = make_float4(sum.x + span.x, sum.y + span.y, sum.z + span.z, sum.w + span.w);
+        if (ends_block || !more) {
+            finish<Rows>(a, sum, block, spans, arrived, y);
+            sum.clear();
         }
-        write(a, place, first_row + 8 * t, lane, sum, y);
+        chunk = ends_block ? 0 : chunk + 1;
+        block += ends_block;
+        __syncthreads();
     }
 }
 
