@@ -5,6 +5,20 @@
 
 namespace canopy {
 
+// From sm_90 on a kernel that is launched early may begin as soon as every CTA of the one ahead has said so, or ended ...
+__device__ __forceinline__ void next_may_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ... and must not touch what earlier kernels write, nor write itself, before this.
+__device__ __forceinline__ void wait_for_kernels_ahead() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 constexpr uint32_t kFull = 0xffffffffu;
 
 __device__ __forceinline__ float to_f32(float x) { return x; }

@@ -1,5 +1,6 @@
 //! The CUDA half: loaded kernels, trees and paths on a device.
 
+pub(crate) mod early;
 mod module;
 mod tree;
 

@@ -25,6 +25,7 @@ pub fn has_driver() -> bool {
 pub struct Kernels {
     modules: HashMap<&'static str, Arc<CudaModule>>,
     shared_limit: i32,
+    sm: u32,
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
 }
 
@@ -55,7 +56,7 @@ impl Kernels {
         let modules = FATBINS.iter().map(load).collect::<Result<HashMap<_, _>>>()?;
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(driver)?;
-        let kernels = Arc::new(Self { modules, shared_limit, functions: Mutex::default() });
+        let kernels = Arc::new(Self { modules, shared_limit, sm, functions: Mutex::default() });
         registry().lock().expect("no holder of this lock panics").insert(key, kernels.clone());
         Ok(kernels)
     }
@@ -80,6 +81,11 @@ impl Kernels {
             .map_err(|source| Error::Driver { op, source })?;
         functions.insert(symbol, function.clone());
         Ok(function)
+    }
+
+    /// Whether a launch may begin before the kernel ahead of it has ended.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.sm >= 90
     }
 
     /// Bytes of shared memory that a block of this device may have.

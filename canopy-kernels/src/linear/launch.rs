@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig,
+    PushKernelArg,
+};
 use half::bf16;
 
-use crate::cuda::Kernels;
+use crate::cuda::{Kernels, early};
 use crate::error::expect_len;
 use crate::{Error, Result};
 
@@ -206,6 +209,8 @@ impl WeightOnDevice {
         launch.arg(&args).arg(&seed).arg(&scale).arg(&mut packed);
         // SAFETY: a thread writes its own eight values, checked against the packed length.
         unsafe { launch.launch(config) }.map_err(driver)?;
+        // A product reads its weight before it waits for the kernels ahead.
+        stream.synchronize().map_err(driver)?;
         Self::new(stream, shape, packed)
     }
 
@@ -260,7 +265,8 @@ pub fn forward(
     }
     let (tile, [split, bf16]) = kernel(rows);
     let (symbol, parts) = if rounding == Rounding::Split { (split, 2) } else { (bf16, 1) };
-    let function = Kernels::on(stream.context())?.function(OP, IMAGE, symbol)?;
+    let kernels = Kernels::on(stream.context())?;
+    let function = kernels.function(OP, IMAGE, symbol)?;
     let mut args = shape.args();
     for first in (0..rows).step_by(tile * ROW_TILES) {
         let count = (rows - first).min(tile * ROW_TILES);
@@ -274,10 +280,22 @@ pub fn forward(
             shared_mem_bytes: (2 * parts * tile * 256) as u32,
         };
         let x = x.slice(first * shape.inputs..(first + count) * shape.inputs);
-        let mut launch = stream.launch_builder(&function);
-        launch.arg(&args).arg(&x).arg(&weight.packed).arg(&mut *scratch).arg(&mut weight.arrived).arg(&mut y);
-        // SAFETY: lengths checked above; a warp writes its own outputs of its own rows, within the planes.
-        unsafe { launch.launch(config) }.map_err(driver)?;
+        let (x, _x) = x.device_ptr(stream);
+        let (packed, _packed) = weight.packed.device_ptr(stream);
+        let (spans, _spans) = scratch.device_ptr_mut(stream);
+        let (arrived, _arrived) = weight.arrived.device_ptr_mut(stream);
+        let (out, _out) = y.device_ptr_mut(stream);
+        let mut params = [
+            (&raw const args).cast_mut().cast(),
+            (&raw const x).cast_mut().cast(),
+            (&raw const packed).cast_mut().cast(),
+            (&raw const spans).cast_mut().cast(),
+            (&raw const arrived).cast_mut().cast(),
+            (&raw const out).cast_mut().cast(),
+        ];
+        // SAFETY: lengths checked above; a warp writes its own outputs of its own rows, within the planes; before its wait the kernel reads
+        // the weight alone.
+        unsafe { early::launch(stream, &kernels, &function, config, &mut params) }.map_err(driver)?;
     }
     Ok(())
 }

@@ -164,6 +164,8 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
     uint4 ahead[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) ahead[s] = stream16(w + s * 32);
+    // the weights above are nobody's output
+    wait_for_kernels_ahead();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) stager.put(shared, u, stager.fetch(a.inputs, u));
     __syncthreads();

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use canopy_candle::top_tokens;
 use canopy_e2e::loader::{LoadOptions, load_target, resolve};
 use canopy_e2e::model::Qwen35;
 use canopy_e2e::target::{LogitRows, Target, VerifyStream};
@@ -133,7 +134,7 @@ fn time(target: &mut Qwen35, streams: usize, nodes: usize, context: usize, repea
         let verified = target.verify(&requests)?;
         let logits = verified.logits.context("verify returned no logits")?;
         // One small copy back, as an accept walk needs: the most likely token of every row.
-        let best = logits.argmax(1)?.to_vec1::<u32>()?;
+        let best = top_tokens(&logits, 1)?.to_vec2::<u32>()?;
         ensure!(best.len() == streams * nodes, "verify returned {} rows of logits", best.len());
         // From one copy to the next lie one commit and one verify, on any device.
         if round >= WARM_UP {
