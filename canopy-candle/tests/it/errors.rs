@@ -278,10 +278,9 @@ fn caches() {
         "kv-append: cache, expected: [slots, capacity, Hkv, D], got: [6, 1, 4]",
     );
     let pair = |values: &Tensor, v: &Tensor| {
-        kv_append_pair((&cache, values), (&rows, v), &[0, 3], &[0], &[0]).map_err(|error| {
+        kv_append_pair((&cache, values), (&rows, v), &[0, 3], &[0], &[0]).inspect_err(|_| {
             let written = cache.abs().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap();
             assert_eq!(written, 0.0);
-            error
         })
     };
     let values = zeros(&[2, 6, 1, 4]);
