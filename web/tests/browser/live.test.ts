@@ -50,8 +50,8 @@ describe.each(WIDTHS)("live, $name", (size) => {
   };
 
   test("names the served model and hides the player", async () => {
-    expect(await page.locator("#live-state").innerText()).toContain("Live: canopy-tiny");
-    expect(await page.locator("#player").isHidden()).toBe(true);
+    await expect.poll(() => page.locator("#live-state").innerText()).toContain("Live: canopy-tiny");
+    await expect.poll(() => page.locator("#player").isHidden()).toBe(true);
   });
 
   test("every mode streams the same text, drafted and bonus tokens told apart, trees drawn", async () => {
@@ -60,11 +60,11 @@ describe.each(WIDTHS)("live, $name", (size) => {
     for (const mode of ["ar", "chain", "tree", "auto"]) {
       texts.push(await generate(mode));
       if (mode !== "chain" && mode !== "tree") continue;
-      expect(await page.locator("#live-text .token.drafted").count()).toBeGreaterThan(0);
-      expect(await page.locator("#live-text .token.bonus").count()).toBeGreaterThan(0);
-      expect(await page.locator("#round-tree g.accepted").count()).toBeGreaterThan(0);
-      expect(Number(await page.locator("#stat-acceptance").innerText())).toBeGreaterThan(1);
-      expect(Number((await page.locator("#stat-rate").innerText()).replaceAll(",", ""))).toBeGreaterThan(0);
+      await expect.poll(() => page.locator("#live-text .token.drafted").count()).toBeGreaterThan(0);
+      await expect.poll(() => page.locator("#live-text .token.bonus").count()).toBeGreaterThan(0);
+      await expect.poll(() => page.locator("#round-tree g.accepted").count()).toBeGreaterThan(0);
+      await expect.poll(async () => Number(await page.locator("#stat-acceptance").innerText())).toBeGreaterThan(1);
+      await expect.poll(async () => Number((await page.locator("#stat-rate").innerText()).replaceAll(",", ""))).toBeGreaterThan(0);
     }
     expect(new Set(texts).size).toBe(1);
     expect(texts[0]!.length).toBeGreaterThan(60);
@@ -77,8 +77,8 @@ describe.each(WIDTHS)("live, $name", (size) => {
     await generate("tree");
     await page.locator("#round-tree svg").waitFor();
     await page.click("#round-apart");
-    expect(await page.locator("#tree-view g.node").count()).toBeLessThanOrEqual(32);
-    expect(await page.locator("#tree-view g.node").count()).toBeGreaterThan(1);
+    await expect.poll(() => page.locator("#tree-view g.node").count()).toBeLessThanOrEqual(32);
+    await expect.poll(() => page.locator("#tree-view g.node").count()).toBeGreaterThan(1);
   });
 
   test("Stop ends an answer, the server's refusals are shown", async () => {
@@ -94,7 +94,7 @@ describe.each(WIDTHS)("live, $name", (size) => {
     await page.fill("#live-prompt", "word ".repeat(3000));
     await page.click("#live-run");
     await page.locator("#live-problem").waitFor();
-    expect(await page.locator("#live-problem").innerText()).toMatch(/context|length|tokens/);
+    await expect.poll(() => page.locator("#live-problem").innerText()).toMatch(/context|length|tokens/);
     // The refusal is the server's 400, which the browser logs by itself.
     watch.errors = watch.errors.filter((text) => !/400/.test(text));
   });

@@ -35,72 +35,72 @@ describe.each(WIDTHS)("static page, $name", (size) => {
   });
 
   test("loads, and nothing is wider than the window", async () => {
-    expect(await page.title()).toContain("canopy");
-    expect(await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)).toBeLessThanOrEqual(0);
+    await expect.poll(() => page.title()).toContain("canopy");
+    await expect.poll(() => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)).toBeLessThanOrEqual(0);
     const footer = await page.locator("footer").innerText();
     for (const part of ["2608.01651", "2607.16673", "2608.20961", "Repository", "Environment record", "Not affiliated"]) {
       expect(footer.toLowerCase()).toContain(part.toLowerCase());
     }
-    expect(await page.locator("#machines li").count()).toBeGreaterThan(0);
+    await expect.poll(() => page.locator("#machines li").count()).toBeGreaterThan(0);
   });
 
   test.each([["chain", 16], ["balanced", 63], ["skewed", 28], ["random", 48], ["bole", 64], ["specla", 32]])("picks %s", async (family, count) => {
     await page.selectOption("#family", family);
-    expect(await nodes(page)).toBe(count);
+    await expect.poll(() => nodes(page)).toBe(count);
     for (const order of ["level", "given", "dfs"]) {
       await page.locator(`input[name=order][value=${order}]`).check({ force: true });
-      expect(await nodes(page)).toBe(count);
+      await expect.poll(() => nodes(page)).toBe(count);
     }
-    expect(await page.locator("#tree-problem").isHidden()).toBe(true);
+    await expect.poll(() => page.locator("#tree-problem").isHidden()).toBe(true);
   });
 
   test("picks a draft tree of the embedded model, tokens and all", async () => {
     await page.selectOption("#family", "recorded");
-    expect(await nodes(page)).toBeGreaterThan(8);
+    await expect.poll(() => nodes(page)).toBeGreaterThan(8);
     await page.locator("#tree-view summary").click();
     await page.locator("#tree-view table").waitFor();
-    expect(await page.locator("#tree-view thead").innerText()).toContain("Probability");
+    await expect.poll(() => page.locator("#tree-view thead").innerText()).toContain("Probability");
   });
 
   test("a family's bad number is refused by name", async () => {
     await page.selectOption("#family", "balanced");
     await page.fill("#balanced-depth", "9");
-    expect(await page.locator("#tree-problem").innerText()).toBe("draft tree: 511 nodes, at most 256");
+    await expect.poll(() => page.locator("#tree-problem").innerText()).toBe("draft tree: 511 nodes, at most 256");
     await page.fill("#balanced-depth", "3");
-    expect(await nodes(page)).toBe(15);
+    await expect.poll(() => nodes(page)).toBe(15);
   });
 
   test("pastes good and bad parent arrays, and takes the offer", async () => {
     await page.selectOption("#family", "pasted");
     await page.fill("#parents", "-1, 0, 0, 1, 1, 2");
-    expect(await nodes(page)).toBe(6);
+    await expect.poll(() => nodes(page)).toBe(6);
     await page.fill("#parents", "-1, 0, 7");
-    expect(await page.locator("#tree-problem").innerText()).toBe("draft tree: node 2 has parent 7, but there are 3 nodes");
-    expect(await nodes(page)).toBe(6);
+    await expect.poll(() => page.locator("#tree-problem").innerText()).toBe("draft tree: node 2 has parent 7, but there are 3 nodes");
+    await expect.poll(() => nodes(page)).toBe(6);
     await page.fill("#parents", "2, 0, -1, 0");
-    expect(await page.locator("#tree-problem").innerText()).toContain("node 0 has parent 2");
+    await expect.poll(() => page.locator("#tree-problem").innerText()).toContain("node 0 has parent 2");
     await page.click("#mend");
-    expect(await nodes(page)).toBe(4);
-    expect(await page.inputValue("#parents")).toBe("-1, 0, 1, 1");
-    expect(await page.locator("#tree-problem").innerText()).toContain("Renumbered");
+    await expect.poll(() => nodes(page)).toBe(4);
+    await expect.poll(() => page.inputValue("#parents")).toBe("-1, 0, 1, 1");
+    await expect.poll(() => page.locator("#tree-problem").innerText()).toContain("Renumbered");
     await page.fill("#parents", Array.from({ length: 256 }, (_, node) => node - 1).join(" "));
-    expect(await nodes(page)).toBe(256);
+    await expect.poll(() => nodes(page)).toBe(256);
     await page.fill("#parents", Array.from({ length: 257 }, (_, node) => node - 1).join(" "));
-    expect(await page.locator("#tree-problem").innerText()).toContain("257 nodes, at most 256");
+    await expect.poll(() => page.locator("#tree-problem").innerText()).toContain("257 nodes, at most 256");
   });
 
   test("a node in focus lights its root path in both views", async () => {
     await page.selectOption("#family", "balanced");
     await page.locator("#tree-view g.node").first().focus();
     for (const key of ["ArrowDown", "ArrowDown", "ArrowRight"]) await page.keyboard.press(key);
-    expect(await page.locator("#tree-view g.node.on-path").count()).toBe(3);
-    expect(await page.locator("#mask-view .readout").innerText()).toMatch(/^Node \d+, depth 2: sees 0 → \d+ → \d+$/);
-    expect((await page.locator("#mask-view .mask-lit").getAttribute("d"))!.length).toBeGreaterThan(10);
+    await expect.poll(() => page.locator("#tree-view g.node.on-path").count()).toBe(3);
+    await expect.poll(() => page.locator("#mask-view .readout").innerText()).toMatch(/^Node \d+, depth 2: sees 0 → \d+ → \d+$/);
+    await expect.poll(() => page.locator("#mask-view .mask-lit").getAttribute("d")).toMatch(/.{11}/);
     await page.locator(".mask-box").focus();
     await page.keyboard.press("End");
-    expect(await page.locator("#mask-view .readout").innerText()).toMatch(/^Node 62, depth 5/);
+    await expect.poll(() => page.locator("#mask-view .readout").innerText()).toMatch(/^Node 62, depth 5/);
     await page.locator("#mask-view svg").hover({ position: { x: 20, y: 2 } });
-    expect(await page.locator("#mask-view .readout").innerText()).toMatch(/^Node 0/);
+    await expect.poll(() => page.locator("#mask-view .readout").innerText()).toMatch(/^Node 0/);
   });
 
   test.each(["blocked64", "blocked32", "blocked16", "neumann", "squaring"])("steps %s to its end and plays it", async (solve) => {
@@ -111,29 +111,29 @@ describe.each(WIDTHS)("static page, $name", (size) => {
     expect(total).toBeGreaterThan(5);
     for (let step = 1; step <= total; step += 1) {
       await page.click("#solve-next");
-      expect(await said.innerText()).toMatch(new RegExp(`^Step ${step} of ${total}\\. .{10}`));
+      await expect.poll(() => said.innerText()).toMatch(new RegExp(`^Step ${step} of ${total}\\. .{10}`));
     }
-    expect(await page.locator(".solve-tree circle.solved, .solve-tree circle.active").count()).toBe(32);
-    expect(await page.locator("#solve-next").isDisabled()).toBe(true);
+    await expect.poll(() => page.locator(".solve-tree circle.solved, .solve-tree circle.active").count()).toBe(32);
+    await expect.poll(() => page.locator("#solve-next").isDisabled()).toBe(true);
     await page.click("#solve-back");
-    expect(await said.innerText()).toContain(`Step ${total - 1} of`);
+    await expect.poll(() => said.innerText()).toContain(`Step ${total - 1} of`);
     await page.click("#solve-play");
-    expect(await page.locator("#solve-play").innerText()).toBe("Pause");
+    await expect.poll(() => page.locator("#solve-play").innerText()).toBe("Pause");
     await page.waitForFunction(() => document.getElementById("solve-play")!.textContent === "Play");
-    expect(await said.innerText()).toContain(`Step ${total} of`);
+    await expect.poll(() => said.innerText()).toContain(`Step ${total} of`);
     await page.locator("#solve-table summary").click();
     await page.locator("#solve-table table").waitFor();
-    expect(await page.locator("#solve-table tbody tr").count()).toBe(total + 1);
+    await expect.poll(() => page.locator("#solve-table tbody tr").count()).toBe(total + 1);
   });
 
   test("the solves' errors part on nearly equal keys", async () => {
     await page.click("#solve-deepen");
-    expect(await nodes(page)).toBe(33);
-    const errors = await page.locator("#solve-view .scroll[aria-label='The solves compared'] tbody tr").evaluateAll((rows) =>
+    await expect.poll(() => nodes(page)).toBe(33);
+    const errors = () => page.locator("#solve-view .scroll[aria-label='The solves compared'] tbody tr").evaluateAll((rows) =>
       rows.map((row) => Number(row.lastElementChild!.textContent!.replace("−", "-"))));
-    expect(errors).toHaveLength(5);
-    expect(Math.max(...errors.slice(0, 3))).toBeLessThan(1e-5);
-    expect(Math.min(...errors.slice(3))).toBeGreaterThan(1);
+    await expect.poll(errors).toHaveLength(5);
+    await expect.poll(async () => Math.max(...(await errors()).slice(0, 3))).toBeLessThan(1e-5);
+    await expect.poll(async () => Math.min(...(await errors()).slice(3))).toBeGreaterThan(1);
   });
 
   test("every chart is drawn or says that it has no data, and every table opens", async () => {
@@ -142,7 +142,7 @@ describe.each(WIDTHS)("static page, $name", (size) => {
       const [charts, empty] = [await box.locator("svg.chart").count(), await box.locator(".no-data").count()];
       expect(charts + empty, id).toBeGreaterThan(0);
       if (charts === 0) continue;
-      expect(await box.locator("svg.chart").first().getAttribute("aria-label"), id).toBeTruthy();
+      await expect.poll(() => box.locator("svg.chart").first().getAttribute("aria-label"), { message: id }).toBeTruthy();
       await box.locator("summary").first().click();
       await box.locator("table tbody tr").first().waitFor();
     }
@@ -153,50 +153,50 @@ describe.each(WIDTHS)("static page, $name", (size) => {
         await page.selectOption("#latency-shape", shape);
         for (const batch of await page.locator("input[name=latency-batch]").all()) {
           await batch.check({ force: true });
-          expect(await page.locator("#latency-chart svg.chart path.mark, #latency-chart .no-data").count()).toBeGreaterThan(0);
+          await expect.poll(() => page.locator("#latency-chart svg.chart path.mark, #latency-chart .no-data").count()).toBeGreaterThan(0);
         }
       }
     }
     await page.selectOption("#latency-kernel", "GDN verify");
     await page.selectOption("#latency-shape", "bole");
-    expect(await page.locator("#latency-chart svg.chart path.line").count()).toBeGreaterThan(1);
+    await expect.poll(() => page.locator("#latency-chart svg.chart path.line").count()).toBeGreaterThan(1);
   });
 
   test("the memory bars follow the picked tree", async () => {
     await page.selectOption("#family", "chain");
     await page.fill("#chain-nodes", "128");
     await page.locator("input[name=memory-batch][value='16']").check({ force: true });
-    const label = await page.locator("#memory-chart svg").first().getAttribute("aria-label");
-    expect(label).toContain("4.29 GB");
-    expect(label).toContain("33.8 MB");
+    const label = () => page.locator("#memory-chart svg").first().getAttribute("aria-label");
+    await expect.poll(label).toContain("4.29 GB");
+    await expect.poll(label).toContain("33.8 MB");
   });
 
   test("recorded rounds play back", async () => {
-    expect(await page.locator("#live-form").isHidden()).toBe(true);
+    await expect.poll(() => page.locator("#live-form").isHidden()).toBe(true);
     const recordings = await page.locator("#record option").count();
     expect(recordings).toBeGreaterThan(3);
     for (let at = 0; at < recordings; at += 1) {
       await page.selectOption("#record", String(at));
       for (let step = 0; step < 3; step += 1) await page.click("#record-step");
-      expect(await page.locator("#live-text .token").count()).toBeGreaterThan(2);
+      await expect.poll(() => page.locator("#live-text .token").count()).toBeGreaterThan(2);
       await page.locator("#round-tree svg").waitFor();
     }
     await page.selectOption("#record", "0");
     await page.locator("input[name=pace][value='1']").check({ force: true });
     await page.click("#record-play");
     await page.waitForFunction(() => document.getElementById("record-play")!.textContent === "Play");
-    expect(await page.locator("#live-text .token.drafted").count()).toBeGreaterThan(5);
-    expect(await page.locator("#live-text .token.bonus").count()).toBeGreaterThan(1);
+    await expect.poll(() => page.locator("#live-text .token.drafted").count()).toBeGreaterThan(5);
+    await expect.poll(() => page.locator("#live-text .token.bonus").count()).toBeGreaterThan(1);
     await page.click("#round-previous");
-    expect(await page.locator("#round-which").innerText()).toMatch(/^round \d+ of \d+$/);
+    await expect.poll(() => page.locator("#round-which").innerText()).toMatch(/^round \d+ of \d+$/);
     await page.locator("#round-strip .hit").first().click();
-    expect(await page.locator("#round-which").innerText()).toMatch(/^round 1 of /);
+    await expect.poll(() => page.locator("#round-which").innerText()).toMatch(/^round 1 of /);
     await page.locator("#round-table summary").click();
     await page.locator("#round-table tbody tr").first().waitFor();
     const drawn = await page.locator("#round-tree svg g").count();
     await page.click("#round-apart");
     // The drawing has the bonus token besides the nodes.
-    expect(await nodes(page)).toBe(drawn - 1);
+    await expect.poll(() => nodes(page)).toBe(drawn - 1);
   });
 
   test("axe finds nothing serious, everything unfolded", async () => {
@@ -219,14 +219,14 @@ test("rows of canopy’s own kernels draw curves, the crossover map and errors a
   await page.route("**/results/kernels.json", (route) => route.fulfill({ contentType: "application/json", body }));
   await page.goto(site.url);
   await page.waitForFunction(() => document.documentElement.dataset["ready"]);
-  expect(await page.locator("#latency-chart svg.chart path.line.canopy").count()).toBe(1);
-  expect(await page.locator("#latency-chart svg.chart path.mark.canopy").count()).toBe(3);
-  expect(await page.locator("#latency-chart .no-data").count()).toBe(0);
-  expect(await page.locator("#crossover-chart rect.wins").count()).toBe(depths.flatMap((depth) => widths.filter((width) => depth * width >= 12)).length);
-  expect(await page.locator("#crossover-chart rect.loses").count()).toBe(depths.flatMap((depth) => widths.filter((width) => depth * width < 12)).length);
+  await expect.poll(() => page.locator("#latency-chart svg.chart path.line.canopy").count()).toBe(1);
+  await expect.poll(() => page.locator("#latency-chart svg.chart path.mark.canopy").count()).toBe(3);
+  await expect.poll(() => page.locator("#latency-chart .no-data").count()).toBe(0);
+  await expect.poll(() => page.locator("#crossover-chart rect.wins").count()).toBe(depths.flatMap((depth) => widths.filter((width) => depth * width >= 12)).length);
+  await expect.poll(() => page.locator("#crossover-chart rect.loses").count()).toBe(depths.flatMap((depth) => widths.filter((width) => depth * width < 12)).length);
   await page.locator("#crossover-chart summary").click();
-  expect(await page.locator("#crossover-chart tbody tr").count()).toBe(12);
-  expect(await page.locator("#accuracy-chart rect.t-canopy").count()).toBe(1);
+  await expect.poll(() => page.locator("#crossover-chart tbody tr").count()).toBe(12);
+  await expect.poll(() => page.locator("#accuracy-chart rect.t-canopy").count()).toBe(1);
   expect(await axeFindings(page, axe)).toEqual([]);
   await picture(page, "own-rows");
   await context.close();
@@ -244,10 +244,10 @@ test("the write-up is rendered and reads well", async () => {
   const context = await browser.newContext({ viewport: { width: 390, height: 844 } });
   const page = await context.newPage();
   await page.goto(`${site.url}post.html`);
-  expect(await page.locator("article h1").count()).toBe(1);
+  await expect.poll(() => page.locator("article h1").count()).toBe(1);
   const words = (await page.locator("article").innerText()).split(/\s+/).length;
   expect(words).toBeGreaterThan(1200);
-  expect(await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)).toBeLessThanOrEqual(0);
+  await expect.poll(() => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)).toBeLessThanOrEqual(0);
   await picture(page, "post-phone");
   expect(await axeFindings(page, axe)).toEqual([]);
   await context.close();
