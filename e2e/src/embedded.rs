@@ -19,6 +19,7 @@ const TARGET: Files = embed!(
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
     "model.safetensors.index.json",
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",

@@ -136,6 +136,11 @@ impl Tokenizer {
         }
     }
 
+    /// True when the chat template takes `name` from outside. False without a template.
+    pub fn template_takes(&self, name: &str) -> bool {
+        self.inner.template.as_ref().is_some_and(|template| template.variables().contains(name))
+    }
+
     /// True when there is a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.inner.template.is_some()

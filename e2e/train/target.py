@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,7 @@ from generation import show_samples
 from runtime import LOG, T_START, Optim, bundle, log, round_bf16, schedule, time_steps, tree_files
 from target_model import Config, Layer, TinyQwen, count, lin
 
-CHAT_TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
-                 "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+CHAT_TEMPLATE = (Path(__file__).resolve().parents[1] / "models/canopy-tiny/target/chat_template.jinja").read_text()
 
 
 def ce_loss(h, emb, y, dtype):
@@ -114,9 +114,10 @@ def save_target(model, cfg, data, folder):
     save_file(sd, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     json.dump(cfg.hf_dict(data.special), open(os.path.join(folder, "config.json"), "w"), indent=2)
     shutil.copy(os.path.join(data.folder, "tokenizer.json"), folder)
+    Path(folder, "chat_template.jinja").write_text(CHAT_TEMPLATE)
     json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-               "unk_token": None, "add_bos_token": False, "clean_up_tokenization_spaces": False, "model_max_length": cfg.max_position_embeddings,
-               "chat_template": CHAT_TEMPLATE}, open(os.path.join(folder, "tokenizer_config.json"), "w"), indent=2)
+               "unk_token": None, "add_bos_token": False, "clean_up_tokenization_spaces": False, "model_max_length": cfg.max_position_embeddings},
+              open(os.path.join(folder, "tokenizer_config.json"), "w"), indent=2)
     json.dump({"do_sample": False, "eos_token_id": [data.special["<|im_end|>"], data.special["<|endoftext|>"]],
                "pad_token_id": data.special["<|endoftext|>"]}, open(os.path.join(folder, "generation_config.json"), "w"), indent=2)
 

@@ -162,7 +162,7 @@ impl ToolCallParser {
             let value = value.strip_suffix('\n').unwrap_or(value);
             let is_text =
                 self.types.get(name).and_then(|types| types.get(key)).is_some_and(|t| t == "string");
-            let read = if is_text { None } else { serde_json::from_str(value.trim()).ok() };
+            let read = if is_text { None } else { json_or_python(value.trim()) };
             arguments.insert(key.trim().to_owned(), read.unwrap_or_else(|| value.into()));
         }
         Some(arguments)
@@ -179,6 +179,16 @@ impl ToolCallParser {
         whole.push_str(body);
         self.space.push_str(&text[body.len()..]);
         push_content(whole, parts);
+    }
+}
+
+/// A value in JSON, or one of the words that templates write for truth and nothing.
+fn json_or_python(text: &str) -> Option<Value> {
+    match text {
+        "True" => Some(true.into()),
+        "False" => Some(false.into()),
+        "None" => Some(Value::Null),
+        _ => serde_json::from_str(text).ok(),
     }
 }
 

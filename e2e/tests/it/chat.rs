@@ -160,6 +160,8 @@ fn calls_are_read_in_both_formats() {
     assert_eq!(parts(&[NESTED, "\n", json]), [weather(), call("now", json!({"a": "</tool_call>"}))]);
     let empty = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
     assert_eq!(parts(&[empty]), [call("now", json!({}))]);
+    let words = "<tool_call>\n<function=f>\n<parameter=a>\nTrue\n</parameter>\n<parameter=b>\nNone\n</parameter>\n</function>\n</tool_call>";
+    assert_eq!(parts(&[words]), [call("f", json!({"a": true, "b": null}))]);
     let lines = "<tool_call><function=f><parameter=x>\na\n\nb</c>\n</parameter></function></tool_call>";
     assert_eq!(parts(&[lines]), [call("f", json!({"x": "a\n\nb</c>"}))]);
 }

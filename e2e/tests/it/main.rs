@@ -3,6 +3,7 @@
 mod accept;
 mod batch;
 mod chat;
+mod chat_templates;
 mod config;
 mod constrained;
 mod ddtree;

@@ -28,7 +28,7 @@ round); drafted nodes per round; percent of the tokens that the drafter and that
 Examples:
   canopy bench
   canopy bench --kinds fixed --limit 19 --repeats 5
-  canopy bench --modes ar,tree --budget 31 --temperature 1 --json bench/results/run.jsonl
+  canopy bench --modes ar,tree --budget 31 --temperature 1 --json run.jsonl
   canopy bench --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash --prompts my-prompts.json";
 
 /// Compares the decoding modes over the same prompts
@@ -112,6 +112,11 @@ pub fn run(args: Args) -> Result<()> {
 
 fn bench(args: &Args) -> Result<()> {
     let prompts = prompts(args)?;
+    // A file that cannot be written should not cost a whole run.
+    if let Some(path) = &args.json {
+        let opened = OpenOptions::new().create(true).append(true).open(path);
+        opened.with_context(|| format!("--json {}", path.display()))?;
+    }
     let mut ready = args.engine.load()?;
     let mut rows = Vec::new();
     for kind in &args.kinds {
