@@ -62,7 +62,7 @@ impl ApiError {
     }
 
     /// 400: the prompt does not fit the context.
-    pub fn context_length(param: &'static str, context_len: usize, got: usize) -> Self {
+    pub fn context_length(param: String, context_len: usize, got: usize) -> Self {
         let expected = format!("at most {} prompt tokens in a context of {context_len}", context_len - 1);
         Self {
             code: Some("context_length_exceeded"),
@@ -196,12 +196,12 @@ impl ApiError {
     }
 
     /// The same error under the name that the caller's wire format has for the field.
-    pub fn renamed(mut self, from: &str, to: &'static str) -> Self {
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
         if self.param.as_deref() == Some(from) {
             if let Some(rest) = self.message.strip_prefix(from) {
                 self.message = format!("{to}{rest}");
             }
-            self.param = Some(to.into());
+            self.param = Some(to.to_owned().into());
         }
         self
     }

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
 use crate::state::AppState;
+use crate::types::Object;
 
 /// A request body parsed as `T`.
 #[derive(Clone, Copy, Debug)]
@@ -45,14 +46,14 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::content_type(Some(text)))
 }
 
-/// Parses a body; an error is a 400 that names the field where there is one.
+/// Parses a body, which is a JSON object; an error is a 400 that names the field where there is one.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let text = std::str::from_utf8(body).map_err(|error| ApiError {
         code: Some("invalid_utf8"),
         ..ApiError::invalid(format!("the request body is not UTF-8 at byte {}", error.valid_up_to()))
     })?;
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+    let Object(value) = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
         field_error(path, error.inner())
     })?;
@@ -117,7 +118,7 @@ mod tests {
         #[allow(dead_code)]
         count: Option<i64>,
         #[allow(dead_code)]
-        inner: Option<Inner>,
+        inner: Option<Object<Inner>>,
     }
 
     fn error(body: &[u8]) -> (Option<String>, &'static str) {
@@ -137,7 +138,10 @@ mod tests {
         assert_eq!(error(br#"{"inner": {}}"#), (field("inner.mode"), "missing_field"));
         assert_eq!(error(br#"{"inner": 7}"#), (field("inner"), "invalid_type"));
         assert_eq!(error(br#"{"count": 1, "count": 2}"#), (field("count"), "duplicate_field"));
-        assert_eq!(error(b"[]"), (None, "invalid_type"));
+        assert_eq!(error(br#"{"inner": ["a"]}"#), (field("inner"), "invalid_type"));
+        for list in [&b"[]"[..], b"[1, null]", b"[[1], {}]"] {
+            assert_eq!(error(list), (None, "invalid_type"));
+        }
         assert_eq!(error(b"3"), (None, "invalid_type"));
     }
 

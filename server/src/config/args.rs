@@ -6,10 +6,20 @@ use std::path::PathBuf;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+const EXAMPLES: &str = r#"Examples:
+  canopy-server
+  canopy-server --slots 8 --max-waiting 256 --api-key secret --log-format json
+  CANOPY_SLOTS=2 canopy-server --model embedded --drafter none --context-len 512
+
+and from another terminal:
+  curl http://127.0.0.1:8080/v1/completions -H 'content-type: application/json' -d '{"prompt": "def add(a, b):", "max_tokens": 32}'
+  curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'"#;
+
 /// Command line, environment and settings file. Every flag `--some-name` is also the variable `CANOPY_SOME_NAME` and
 /// the key `some_name` of the file; a flag wins over a variable, a variable over the file, the file over the default.
 #[derive(Clone, Debug, Serialize, ToSchema, clap::Parser)]
 #[command(name = "canopy-server", version, about = "OpenAI-compatible server with tree speculative decoding")]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Settings file in TOML.
     #[arg(long, env = "CANOPY_CONFIG", value_name = "FILE")]

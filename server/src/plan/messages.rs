@@ -4,15 +4,15 @@ use serde_json::{Map, Value, json};
 
 use super::check::{missing, neutral, shown};
 use crate::error::ApiError;
-use crate::types::ChatMessageBody;
+use crate::types::{ChatMessageBody, Object};
 
 /// Checked messages, as the chat template takes them.
-pub fn messages(bodies: Option<Vec<ChatMessageBody>>) -> Result<Vec<Value>, ApiError> {
+pub fn messages(bodies: Option<Vec<Object<ChatMessageBody>>>) -> Result<Vec<Value>, ApiError> {
     let bodies = bodies.ok_or_else(|| missing("messages"))?;
     if bodies.is_empty() {
         return Err(ApiError::field("messages", "at least one message", "an empty list"));
     }
-    bodies.into_iter().enumerate().map(|(at, body)| message(at, body)).collect()
+    bodies.into_iter().enumerate().map(|(at, Object(body))| message(at, body)).collect()
 }
 
 fn message(at: usize, body: ChatMessageBody) -> Result<Value, ApiError> {

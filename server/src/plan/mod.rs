@@ -7,6 +7,7 @@ mod prompt;
 mod sampling;
 mod speculation;
 mod stops;
+mod template;
 mod tools;
 
 use canopy_e2e::chat::ChatInput;
@@ -17,7 +18,9 @@ use crate::types::{ChatRequest, CompletionRequest, Shared};
 pub use check::missing;
 use check::{neutral, only, ranged};
 pub use messages::messages;
-pub use prompt::{Prompt, token_ids, with_prompt};
+pub use prompt::{Prompt, PromptList, token_ids, with_prompt};
+pub use template::variables;
+pub use tools::tools;
 
 /// Most alternatives per token.
 const MAX_LOGPROBS: i64 = 20;
@@ -63,7 +66,7 @@ pub struct CanopyOptions {
 pub struct Plan {
     /// The engine's request; its prompt is empty.
     pub request: GenerateRequest,
-    /// Number of answers.
+    /// Number of answers to a prompt.
     pub choices: usize,
     /// Answer with server-sent events.
     pub stream: bool,
@@ -76,7 +79,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The request of one choice: sampled ones draw with a seed of their own.
+    /// The request of one answer to a prompt: sampled ones draw with a seed of their own.
     pub fn choice(&self, request: &GenerateRequest, index: usize) -> GenerateRequest {
         let mut request = request.clone();
         request.sampling.seed = request.sampling.seed.wrapping_add(index as u64);
@@ -96,12 +99,12 @@ pub struct ChatPlan {
 }
 
 /// Checks a completion request.
-pub fn completion(mut body: CompletionRequest, limits: &Limits<'_>) -> Result<(Prompt, Plan), ApiError> {
+pub fn completion(mut body: CompletionRequest, limits: &Limits<'_>) -> Result<(PromptList, Plan), ApiError> {
     let shared = body.take_shared();
     limits.check_model(shared.model.as_deref())?;
     neutral("suffix", body.suffix, String::is_empty, "an empty string")?;
     neutral("best_of", body.best_of, |&best_of| best_of == 1, "1")?;
-    let prompt = prompt::prompt(body.prompt, limits)?;
+    let prompts = prompt::prompts(body.prompt, limits)?;
     let logprobs = ranged("logprobs", body.logprobs, 0, MAX_LOGPROBS)?;
     let max_tokens = shared.max_tokens;
     let mut plan = plan(shared, ("max_tokens", max_tokens), logprobs.map(|n| n as usize), limits)?;
@@ -109,7 +112,7 @@ pub fn completion(mut body: CompletionRequest, limits: &Limits<'_>) -> Result<(P
     if plan.echo {
         plan.request.prompt_logprobs = plan.request.logprobs;
     }
-    Ok((prompt, plan))
+    Ok((prompts, plan))
 }
 
 /// Checks a chat request.
@@ -138,15 +141,8 @@ pub fn chat(mut body: ChatRequest, limits: &Limits<'_>) -> Result<ChatPlan, ApiE
         (_, Some(max)) => ("max_completion_tokens", Some(max)),
         (max, None) => ("max_tokens", max),
     };
-    let in_kwargs = body.chat_template_kwargs.and_then(|kwargs| kwargs.enable_thinking);
-    let enable_thinking = match (body.enable_thinking, in_kwargs) {
-        (Some(one), Some(other)) if one != other => {
-            return Err(ApiError::field("chat_template_kwargs.enable_thinking", one.to_string(), other));
-        }
-        (one, other) => one.or(other),
-    };
+    let variables = variables(body.chat_template_kwargs, body.enable_thinking)?;
     let thinking_budget = ranged("thinking_budget", body.thinking_budget, 0, i64::MAX)?;
-    let variables = enable_thinking.map(|on| ("enable_thinking".to_owned(), on.into())).into_iter().collect();
     let mut plan = plan(shared, max_tokens, logprobs, limits)?;
     if tools.constraint != Constraint::None {
         if plan.request.constraint != Constraint::None {
@@ -184,7 +180,7 @@ fn plan(
     Ok(Plan {
         stream,
         choices,
-        include_usage: shared.stream_options.as_ref().and_then(|o| o.include_usage).unwrap_or(false),
+        include_usage: shared.stream_options.as_ref().and_then(|o| o.0.include_usage).unwrap_or(false),
         echo: false,
         canopy,
         request: GenerateRequest {

@@ -1,4 +1,6 @@
-//! The prompt of a completion.
+//! The prompts of a completion.
+
+use std::borrow::Cow;
 
 use canopy_e2e::engine::GenerateRequest;
 use serde_json::Value;
@@ -20,50 +22,56 @@ pub enum Prompt {
 pub fn with_prompt(
     mut request: GenerateRequest,
     prompt: Vec<u32>,
-    field: &'static str,
+    field: &str,
     context_len: usize,
 ) -> Result<GenerateRequest, ApiError> {
     if prompt.is_empty() {
-        return Err(ApiError::field(field, "at least one token", "none"));
+        return Err(ApiError::field(field.to_owned(), "at least one token", "none"));
     }
     if prompt.len() >= context_len {
-        return Err(ApiError::context_length(field, context_len, prompt.len()));
+        return Err(ApiError::context_length(field.to_owned(), context_len, prompt.len()));
     }
     request.max_tokens = request.max_tokens.min(context_len - prompt.len());
     request.prompt = prompt;
     Ok(request)
 }
 
-pub(super) fn prompt(value: Option<Value>, limits: &Limits<'_>) -> Result<Prompt, ApiError> {
-    const EXPECTED: &str = "a string, a list of one string, or token ids";
+/// A completion's prompts, at least one, each with the name that it has in the request.
+pub type PromptList = Vec<(Cow<'static, str>, Prompt)>;
+
+const EXPECTED: &str = "a string, token ids, or a list of either";
+
+pub(super) fn prompts(value: Option<Value>, limits: &Limits<'_>) -> Result<PromptList, ApiError> {
     match value {
-        Some(Value::String(text)) => non_empty(text, "prompt".into()).map(Prompt::Text),
-        Some(Value::Array(mut items)) => match items.first() {
+        Some(Value::String(text)) => Ok(vec![("prompt".into(), non_empty(text, "prompt")?)]),
+        Some(Value::Array(items)) => match items.first() {
             None => Err(ApiError::field("prompt", EXPECTED, "an empty list")),
-            Some(Value::Number(_)) => token_ids("prompt", &items, limits).map(Prompt::Tokens),
-            Some(Value::String(_) | Value::Array(_)) if items.len() > 1 => {
-                Err(ApiError::field("prompt", "one prompt per request", format!("{} prompts", items.len())))
+            Some(Value::Number(_)) => {
+                Ok(vec![("prompt".into(), Prompt::Tokens(token_ids("prompt", &items, limits)?))])
             }
-            Some(Value::String(_) | Value::Array(_)) => match items.remove(0) {
-                Value::Array(ids) if !ids.is_empty() => {
-                    token_ids("prompt[0]", &ids, limits).map(Prompt::Tokens)
-                }
-                Value::String(text) => non_empty(text, "prompt[0]".into()).map(Prompt::Text),
-                _ => Err(ApiError::field("prompt[0]", EXPECTED, "an empty list")),
-            },
-            Some(other) => Err(ApiError::field("prompt[0]", EXPECTED, shown(other))),
+            Some(_) => items.into_iter().enumerate().map(|item| listed(item, limits)).collect(),
         },
         Some(other) => Err(ApiError::field("prompt", EXPECTED, shown(&other))),
         None => Err(missing("prompt")),
     }
 }
 
-fn non_empty(text: String, field: String) -> Result<String, ApiError> {
+/// A prompt that is an item of a list.
+fn listed((at, item): (usize, Value), limits: &Limits<'_>) -> Result<(Cow<'static, str>, Prompt), ApiError> {
+    let field = format!("prompt[{at}]");
+    let prompt = match item {
+        Value::String(text) => non_empty(text, &field)?,
+        Value::Array(ids) if !ids.is_empty() => Prompt::Tokens(token_ids(&field, &ids, limits)?),
+        other => return Err(ApiError::field(field, "a string or token ids", shown(&other))),
+    };
+    Ok((field.into(), prompt))
+}
+
+fn non_empty(text: String, field: &str) -> Result<Prompt, ApiError> {
     if text.is_empty() {
-        Err(ApiError::field(field, "at least one character", "an empty string"))
-    } else {
-        Ok(text)
+        return Err(ApiError::field(field.to_owned(), "at least one character", "an empty string"));
     }
+    Ok(Prompt::Text(text))
 }
 
 /// Checked token ids; an error names the one that is wrong.

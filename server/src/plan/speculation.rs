@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::types::{ModeBody, Shared};
 
 pub(super) fn speculation(shared: &Shared, limits: &Limits<'_>) -> Result<Speculation, ApiError> {
-    let asked = shared.speculation.as_ref();
+    let asked = shared.speculation.as_ref().map(|speculation| &speculation.0);
     let mode = asked.and_then(|speculation| speculation.mode);
     let budget = asked.and_then(|speculation| speculation.budget);
     let budget = ranged("speculation.budget", budget, 0, MAX_BUDGET as i64)?.map(|budget| budget as usize);

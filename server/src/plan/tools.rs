@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::check::{shown, unsupported};
 use crate::error::ApiError;
-use crate::types::ToolBody;
+use crate::types::{Object, ToolBody};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
@@ -21,15 +21,11 @@ pub(super) struct ToolUse {
 }
 
 pub(super) fn tool_use(
-    bodies: Option<Vec<ToolBody>>,
+    bodies: Option<Vec<Object<ToolBody>>>,
     choice: Option<&Value>,
     parallel: Option<bool>,
 ) -> Result<ToolUse, ApiError> {
-    let bodies = bodies.unwrap_or_default();
-    if bodies.len() > MAX_TOOLS {
-        return Err(ApiError::field("tools", format!("at most {MAX_TOOLS}"), bodies.len()));
-    }
-    let tools = bodies.iter().enumerate().map(tool).collect::<Result<Vec<_>, _>>()?;
+    let tools = tools(bodies)?;
     let demanded = match choice {
         None => None,
         Some(Value::String(word)) if word == "auto" => None,
@@ -60,8 +56,18 @@ pub(super) fn tool_use(
     Ok(ToolUse { tools, constraint })
 }
 
-fn tool((at, body): (usize, &ToolBody)) -> Result<Value, ApiError> {
-    let name = &body.function.name;
+/// Checked tools in OpenAI's form.
+pub fn tools(bodies: Option<Vec<Object<ToolBody>>>) -> Result<Vec<Value>, ApiError> {
+    let bodies = bodies.unwrap_or_default();
+    if bodies.len() > MAX_TOOLS {
+        return Err(ApiError::field("tools", format!("at most {MAX_TOOLS}"), bodies.len()));
+    }
+    bodies.iter().enumerate().map(tool).collect()
+}
+
+fn tool((at, Object(body)): (usize, &Object<ToolBody>)) -> Result<Value, ApiError> {
+    let Object(function) = &body.function;
+    let name = &function.name;
     let fits = (1..=64).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
     if body.kind != "function" {
@@ -71,7 +77,7 @@ fn tool((at, body): (usize, &ToolBody)) -> Result<Value, ApiError> {
         let expected = "1 to 64 letters, digits, underscores and dashes";
         return Err(ApiError::field(format!("tools[{at}].function.name"), expected, format!("{name:?}")));
     }
-    if body.function.strict == Some(true) {
+    if function.strict == Some(true) {
         return Err(unsupported(format!("tools[{at}].function.strict"), "false or left out", true));
     }
     serde_json::to_value(body).map_err(ApiError::internal)

@@ -10,7 +10,7 @@ use crate::reasoning::ReasoningSplit;
 use crate::types::answer::{CompletionLogprobs, ToolCall, ToolFunction};
 use crate::types::canopy::CanopyStep;
 
-/// One of a request's `n` answers.
+/// One of a request's answers: those to the first prompt come first.
 #[derive(Debug)]
 pub(super) struct Choice {
     pub index: usize,
@@ -69,7 +69,7 @@ impl Choice {
             called: 0,
             id: format!("{}-{index}", start.id),
             pieces: start.model.tokenizer.detokenizer(),
-            echo: start.echo.clone(),
+            echo: start.echoes.get(index / start.plan.choices).cloned().flatten(),
             text_offset: 0,
             drafted: 0,
             bonus: 0,

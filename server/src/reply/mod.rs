@@ -53,8 +53,8 @@ pub struct ReplyStart {
     pub thinking: bool,
     /// Tools whose calls are read out of the text.
     pub tools: Vec<Value>,
-    /// The prompt, when the text starts with it.
-    pub echo: Option<String>,
+    /// Of every prompt: its text, when the answers start with it.
+    pub echoes: Vec<Option<String>>,
 }
 
 /// Turns the updates of a request's streams into its answer.
@@ -68,7 +68,7 @@ impl Reply {
     /// An answer without text.
     pub fn new(start: ReplyStart) -> Self {
         let choice = |index| Choice::new(index, &start);
-        Self { choices: (0..start.plan.choices).map(choice).collect(), start }
+        Self { choices: (0..start.echoes.len() * start.plan.choices).map(choice).collect(), start }
     }
 
     /// The first chunks of a streamed chat answer: the roles.
@@ -164,13 +164,19 @@ impl Reply {
     }
 
     fn usage(&self) -> Usage {
-        let first = self.choices.first().map_or((0, 0), |c| (c.stats.prompt_tokens, c.stats.cached_tokens));
-        let completion_tokens = self.choices.iter().map(|choice| choice.stats.completion_tokens).sum();
+        let sum = |choices: &mut dyn Iterator<Item = &Choice>, count: fn(&StreamStats) -> usize| {
+            choices.map(|choice| count(&choice.stats)).sum::<usize>()
+        };
+        // A prompt counts once, however many answers it gets.
+        let firsts = || self.choices.iter().step_by(self.start.plan.choices);
+        let prompt_tokens = sum(&mut firsts(), |stats| stats.prompt_tokens);
+        let completion_tokens = sum(&mut self.choices.iter(), |stats| stats.completion_tokens);
+        let cached_tokens = sum(&mut firsts(), |stats| stats.cached_tokens);
         Usage {
-            prompt_tokens: first.0,
+            prompt_tokens,
             completion_tokens,
-            total_tokens: first.0 + completion_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens: first.1 },
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptDetails { cached_tokens },
         }
     }
 

@@ -36,14 +36,26 @@ pub async fn chat_completions(
         let end = state.engine().model()?.tokenizer.encode(END)?;
         plan.request.reasoning = Some(Reasoning { end, budget: thinking_budget });
     }
-    let job =
-        Job { shape: Shape::Chat, prompt: Prompt::Tokens(tokens), field: "messages", thinking, tools, plan };
+    let prompts = vec![("messages".into(), Prompt::Tokens(tokens))];
+    let job = Job { shape: Shape::Chat, prompts, thinking, tools, plan };
     generate(state, job).await
 }
 
-/// A conversation through the model's template, off the async threads.
+/// A conversation through the model's template, off the async threads. Variables that the template does not take are refused,
+/// but for `enable_thinking`, which clients send to every model.
 pub async fn rendered(state: &AppState, input: ChatInput) -> Result<ChatPrompt, ApiError> {
     let tokenizer = state.engine().model()?.tokenizer.clone();
+    let unknown = |name: &&String| *name != "enable_thinking" && !tokenizer.template_takes(name);
+    if let Some(name) = input.variables.keys().find(unknown) {
+        return Err(ApiError {
+            code: Some("unknown_field"),
+            ..ApiError::field(
+                format!("chat_template_kwargs.{name}"),
+                "a variable that the model's chat template takes",
+                "another",
+            )
+        });
+    }
     let prompt = tokio::task::spawn_blocking(move || tokenizer.chat(&input)).await;
     prompt.map_err(ApiError::internal)?.map_err(|error| {
         ApiError::field("messages", "a conversation that the model's chat template takes", error)

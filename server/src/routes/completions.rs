@@ -13,10 +13,10 @@ use crate::state::AppState;
 use crate::types::CompletionRequest;
 use crate::types::answer::{Answer, CompletionChoice};
 
-/// Continues a prompt.
+/// Continues prompts.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionRequest,
     responses(
-        (status = 200, description = "The text; with `stream`, server-sent events",
+        (status = 200, description = "The texts; with `stream`, server-sent events",
          content((Answer<CompletionChoice> = "application/json"), (String = "text/event-stream"))),
         Errors,
     ))]
@@ -24,8 +24,7 @@ pub async fn completions(
     State(state): State<AppState>,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let (prompt, plan) = plan::completion(body, &limits(&state)?)?;
-    let job =
-        Job { shape: Shape::Completion, prompt, field: "prompt", thinking: false, tools: Vec::new(), plan };
+    let (prompts, plan) = plan::completion(body, &limits(&state)?)?;
+    let job = Job { shape: Shape::Completion, prompts, thinking: false, tools: Vec::new(), plan };
     generate(state, job).await
 }

@@ -12,9 +12,10 @@ use futures_util::stream::{self, Stream, StreamExt as _};
 use serde_json::Value;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::engine_thread::{End, Update};
+use crate::engine_thread::{End, ModelInfo, Update};
 use crate::error::ApiError;
-use crate::plan::{Limits, Plan, Prompt, with_prompt};
+use crate::plan::{Limits, Plan, Prompt, PromptList, with_prompt};
+use crate::queue::Permit;
 use crate::reply::{Piece, Reply, ReplyStart, Shape};
 use crate::routes::{unique, unix_now};
 use crate::state::AppState;
@@ -27,10 +28,8 @@ const LONG_PROMPT: usize = 16 * 1024;
 pub struct Job {
     /// The answer's shape.
     pub shape: Shape,
-    /// The prompt.
-    pub prompt: Prompt,
-    /// The request's field that the prompt came from.
-    pub field: &'static str,
+    /// The prompts.
+    pub prompts: PromptList,
     /// Whether the prompt opened `<think>`.
     pub thinking: bool,
     /// Tools whose calls are read out of the text.
@@ -57,42 +56,75 @@ pub fn limits(state: &AppState) -> Result<Limits<'_>, ApiError> {
 
 /// Runs a job.
 pub async fn generate(state: AppState, job: Job) -> Result<Response, ApiError> {
-    let Job { shape, prompt, field, thinking, tools, plan } = job;
+    let Job { shape, prompts, thinking, tools, plan } = job;
     let model = state.engine().model()?.clone();
-    if plan.choices > state.queue().capacity() {
-        let expected = format!("at most {}, the streams that run or wait here", state.queue().capacity());
-        return Err(ApiError::field("n", expected, plan.choices));
-    }
-    let permits = state.queue().admit_all(plan.choices)?;
-    let echo = match (&prompt, plan.echo) {
-        (_, false) => None,
-        (Prompt::Text(text), true) => Some(text.clone()),
-        (Prompt::Tokens(tokens), true) => Some(model.tokenizer.decode(tokens)?),
+    let permits = admit(&state, &prompts, plan.choices)?;
+    let echo = |(_, prompt): &(_, Prompt)| match (prompt, plan.echo) {
+        (_, false) => Ok(None),
+        (Prompt::Text(text), true) => Ok(Some(text.clone())),
+        (Prompt::Tokens(tokens), true) => model.tokenizer.decode(tokens).map(Some),
     };
-    let tokens = encode(&state, prompt).await?;
-    let mut request = with_prompt(plan.request.clone(), tokens, field, model.context_len)?;
-    request.deadline = state.config().request_timeout.map(|limit| Instant::now() + limit);
+    let echoes = prompts.iter().map(echo).collect::<canopy_e2e::Result<Vec<_>>>()?;
+    let updates = submit(&state, &model, shape, &plan, prompts, permits).await?;
+    let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
+    let id = format!("{prefix}-{}", unique(&state));
+    let streams = plan.stream;
+    let reply =
+        Reply::new(ReplyStart { shape, id, created: unix_now(), model, plan, thinking, tools, echoes });
+    if streams { Ok(streamed(&state, reply, updates)) } else { whole(reply, updates).await }
+}
+
+/// Places for every answer to every prompt.
+fn admit(state: &AppState, prompts: &PromptList, choices: usize) -> Result<Vec<Permit>, ApiError> {
+    let capacity = state.queue().capacity();
+    let places = prompts.len() * choices;
+    if places > capacity {
+        let expected = format!("at most {capacity} answers at once, the streams that run or wait here");
+        let (field, got) = if prompts.len() > capacity {
+            ("prompt", format!("{} prompts", prompts.len()))
+        } else {
+            ("n", format!("{choices} for each of {} prompts", prompts.len()))
+        };
+        return Err(ApiError::field(field, expected, got));
+    }
+    state.queue().admit_all(places)
+}
+
+/// Hands every answer to the engine: all of the first prompt, then those of the next.
+async fn submit(
+    state: &AppState,
+    model: &ModelInfo,
+    shape: Shape,
+    plan: &Plan,
+    prompts: PromptList,
+    permits: Vec<Permit>,
+) -> Result<Updates, ApiError> {
     let format = match plan.request.constraint {
         Constraint::Grammar(_) => "grammar",
         _ => "response_format",
     };
+    let deadline = state.config().request_timeout.map(|limit| Instant::now() + limit);
+    // Every prompt is checked before the engine hears of one.
+    let mut requests = Vec::with_capacity(prompts.len());
+    for (field, prompt) in prompts {
+        let tokens = encode(state, prompt).await?;
+        let mut request = with_prompt(plan.request.clone(), tokens, &field, model.context_len)?;
+        request.deadline = deadline;
+        requests.push((field, request));
+    }
     let mut streams = Vec::with_capacity(permits.len());
     for (index, permit) in permits.into_iter().enumerate() {
-        let submitted = state.engine().submit(plan.choice(&request, index), permit).await;
+        let (field, request) = &requests[index / plan.choices];
+        let submitted = state.engine().submit(plan.choice(request, index % plan.choices), permit).await;
         let updates = submitted.map_err(|error| wire_name(error, shape, (field, format)))?;
         let ended = stream::once(std::future::ready((index, None)));
         streams.push(ReceiverStream::new(updates).map(move |update| (index, Some(update))).chain(ended));
     }
-    let updates: Updates = Box::pin(stream::select_all(streams));
-    let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
-    let id = format!("{prefix}-{}", unique(&state));
-    let streams = plan.stream;
-    let reply = Reply::new(ReplyStart { shape, id, created: unix_now(), model, plan, thinking, tools, echo });
-    if streams { Ok(streamed(&state, reply, updates)) } else { whole(reply, updates).await }
+    Ok(Box::pin(stream::select_all(streams)))
 }
 
 /// The engine's refusal under the name that the field has in the request.
-fn wire_name(error: ApiError, shape: Shape, (prompt, format): (&'static str, &'static str)) -> ApiError {
+fn wire_name(error: ApiError, shape: Shape, (prompt, format): (&str, &str)) -> ApiError {
     let logprobs = if shape == Shape::Chat { "top_logprobs" } else { "logprobs" };
     error
         .renamed("prompt", prompt)

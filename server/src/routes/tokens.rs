@@ -21,11 +21,16 @@ pub async fn tokenize(
 ) -> Result<axum::Json<TokenizeAnswer>, ApiError> {
     limits(&state)?.check_model(body.model.as_deref())?;
     let model = state.engine().model()?;
+    let variables = plan::variables(body.chat_template_kwargs, None)?;
+    let tools = plan::tools(body.tools)?;
     let tokens = match (body.prompt, body.messages) {
+        (Some(_), None) if !tools.is_empty() => {
+            return Err(ApiError::field("tools", "null beside a prompt", "tools"));
+        }
         (Some(prompt), None) => encode(&state, Prompt::Text(prompt)).await?,
         (None, Some(messages)) => {
             let messages = plan::messages(Some(messages))?;
-            rendered(&state, ChatInput { messages, ..ChatInput::default() }).await?.tokens
+            rendered(&state, ChatInput { messages, tools, variables }).await?.tokens
         }
         (None, None) => return Err(plan::missing("prompt")),
         (Some(_), Some(_)) => return Err(ApiError::field("messages", "null beside a prompt", "messages")),

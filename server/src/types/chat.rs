@@ -4,14 +4,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::Object;
 use super::shared::{request_body, with_shared_fields};
 
 with_shared_fields!(request_body! {
     /// Body of `POST /v1/chat/completions`.
     ChatRequest {
         /// The conversation, oldest message first.
-        #[schema(required = true, nullable = false, min_items = 1)]
-        messages: Option<Vec<ChatMessageBody>>,
+        #[schema(required = true, nullable = false, min_items = 1, value_type = Vec<ChatMessageBody>)]
+        messages: Option<Vec<Object<ChatMessageBody>>>,
         /// Another name of `max_tokens`.
         #[schema(minimum = 1)]
         max_completion_tokens: Option<i64>,
@@ -25,10 +26,12 @@ with_shared_fields!(request_body! {
         /// Most tokens of a thought; then it is ended.
         #[schema(minimum = 0)]
         thinking_budget: Option<i64>,
-        /// Variables of the chat template.
-        chat_template_kwargs: Option<TemplateOptions>,
+        /// Variables that the model's chat template takes, such as `enable_thinking`.
+        #[schema(value_type = Option<Object>)]
+        chat_template_kwargs: Option<Map<String, Value>>,
         /// Functions that the model may call.
-        tools: Option<Vec<ToolBody>>,
+        #[schema(value_type = Option<Vec<ToolBody>>)]
+        tools: Option<Vec<Object<ToolBody>>>,
         /// `none`, `auto`, `required` or one of the tools.
         #[schema(value_type = Option<crate::types::ToolChoiceShape>)]
         tool_choice: Option<Value>,
@@ -54,14 +57,6 @@ with_shared_fields!(request_body! {
     }
 });
 
-/// Variables of the chat template.
-#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TemplateOptions {
-    /// As the field of the same name beside it.
-    pub enable_thinking: Option<bool>,
-}
-
 /// One function that the model may call.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -70,7 +65,8 @@ pub struct ToolBody {
     #[serde(rename = "type")]
     pub kind: String,
     /// The function.
-    pub function: ToolFunctionBody,
+    #[schema(value_type = ToolFunctionBody)]
+    pub function: Object<ToolFunctionBody>,
 }
 
 /// A function's name and arguments.

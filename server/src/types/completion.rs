@@ -7,7 +7,7 @@ use super::shared::{request_body, with_shared_fields};
 with_shared_fields!(request_body! {
     /// Body of `POST /v1/completions`.
     CompletionRequest {
-        /// A string, a list of one string, or token ids.
+        /// A string, token ids, or a list of either: several prompts, answered in order.
         #[schema(value_type = crate::types::PromptShape, required = true)]
         prompt: Option<Value>,
         /// Log-probabilities of this many alternatives per token, at most 20.

@@ -6,12 +6,14 @@ pub mod answer;
 pub mod canopy;
 mod chat;
 mod completion;
+mod object;
 mod shapes;
 mod shared;
 pub mod tokens;
 
-pub use chat::{ChatMessageBody, ChatRequest, TemplateOptions, ToolBody, ToolFunctionBody};
+pub use chat::{ChatMessageBody, ChatRequest, ToolBody, ToolFunctionBody};
 pub use completion::CompletionRequest;
+pub use object::Object;
 pub use shapes::{
     ContentShape, FormatShape, PartShape, PromptShape, SchemaShape, StopShape, ToolCallShape,
     ToolChoiceShape, ToolChoiceWord, ToolNameShape,

@@ -11,11 +11,11 @@ use utoipa::ToSchema;
 pub enum PromptShape {
     /// Text.
     Text(String),
-    /// One text.
+    /// Several texts.
     Texts(Vec<String>),
     /// Token ids.
     Tokens(Vec<u32>),
-    /// One list of token ids.
+    /// Several prompts as token ids.
     TokenLists(Vec<Vec<u32>>),
 }
 

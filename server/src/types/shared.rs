@@ -54,8 +54,9 @@ macro_rules! with_shared_fields {
                 /// Answer with server-sent events.
                 stream: Option<bool>,
                 /// Options of a streamed answer.
-                stream_options: Option<crate::types::StreamOptions>,
-                /// Number of answers, 1 to 16. Answer i is drawn with seed + i.
+                #[schema(value_type = Option<crate::types::StreamOptions>)]
+                stream_options: Option<crate::types::Object<crate::types::StreamOptions>>,
+                /// Number of answers to a prompt, 1 to 16. Answer i is drawn with seed + i.
                 #[schema(minimum = 1, maximum = 16)]
                 n: Option<i64>,
                 /// What the text must look like.
@@ -74,7 +75,8 @@ macro_rules! with_shared_fields {
                 /// `false` decodes one token a round without a drafter; the text is the same.
                 draft: Option<bool>,
                 /// How the answer is decoded.
-                speculation: Option<crate::types::SpeculationBody>,
+                #[schema(value_type = Option<crate::types::SpeculationBody>)]
+                speculation: Option<crate::types::Object<crate::types::SpeculationBody>>,
                 /// Statistics and rounds in the answer.
                 #[schema(value_type = Option<crate::types::CanopyBody>)]
                 canopy: Option<Value>,

@@ -1,9 +1,10 @@
 //! Bodies of `/tokenize` and `/detokenize`.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::ChatMessageBody;
+use super::{ChatMessageBody, Object, ToolBody};
 
 /// Body of `POST /tokenize`: a prompt or a conversation.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -14,7 +15,14 @@ pub struct TokenizeRequest {
     /// Text.
     pub prompt: Option<String>,
     /// A conversation, put through the chat template.
-    pub messages: Option<Vec<ChatMessageBody>>,
+    #[schema(value_type = Option<Vec<ChatMessageBody>>)]
+    pub messages: Option<Vec<Object<ChatMessageBody>>>,
+    /// With `messages`: functions that the model may call.
+    #[schema(value_type = Option<Vec<ToolBody>>)]
+    pub tools: Option<Vec<Object<ToolBody>>>,
+    /// With `messages`: variables that the model's chat template takes, such as `enable_thinking`.
+    #[schema(value_type = Option<Object>)]
+    pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 /// Answer of `POST /tokenize`.

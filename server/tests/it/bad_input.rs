@@ -128,6 +128,8 @@ fn a_bad_field_that_both_endpoints_share_is_named() {
         (json!({"speculation": {"budget": "big"}}), 400, "speculation.budget", "invalid_type"),
         (json!({"canopy": "yes"}), 400, "canopy", "invalid_value"),
         (json!({"canopy": {"rounds": 1}}), 400, "canopy.rounds", "invalid_value"),
+        (json!({"speculation": ["tree", 8]}), 400, "speculation", "invalid_type"),
+        (json!({"stream": true, "stream_options": [true]}), 400, "stream_options", "invalid_type"),
         (json!({"canopy": {"trees": true}}), 400, "canopy.trees", "unknown_field"),
         (json!({"max_tokns": 5}), 400, "max_tokns", "unknown_field"),
     ];
@@ -144,8 +146,14 @@ fn a_bad_completion_field_is_named() {
         (json!({"prompt": []}), 400, "prompt", "invalid_value"),
         (json!({"prompt": [""]}), 400, "prompt[0]", "invalid_value"),
         (json!({"prompt": [[]]}), 400, "prompt[0]", "invalid_value"),
-        (json!({"prompt": ["a", "b"]}), 400, "prompt", "invalid_value"),
-        (json!({"prompt": [[1], [2]]}), 400, "prompt", "invalid_value"),
+        (json!({"prompt": ["a", ""]}), 400, "prompt[1]", "invalid_value"),
+        (json!({"prompt": ["a", 1]}), 400, "prompt[1]", "invalid_value"),
+        (json!({"prompt": [[1], []]}), 400, "prompt[1]", "invalid_value"),
+        (json!({"prompt": [[1], [2, 1_000_000]]}), 400, "prompt[1][1]", "invalid_value"),
+        (json!({"prompt": [{"text": "a"}]}), 400, "prompt[0]", "invalid_value"),
+        (json!({"prompt": ["a", long]}), 400, "prompt[1]", "context_length_exceeded"),
+        (json!({"prompt": vec!["a"; 100]}), 400, "prompt", "invalid_value"),
+        (json!({"prompt": vec!["a"; 50], "n": 2}), 400, "n", "invalid_value"),
         (json!({"prompt": [1, "a"]}), 400, "prompt[1]", "invalid_value"),
         (json!({"prompt": [1, -1]}), 400, "prompt[1]", "invalid_value"),
         (json!({"prompt": [1_000_000]}), 400, "prompt[0]", "invalid_value"),
@@ -232,6 +240,27 @@ fn a_bad_chat_field_is_named() {
         (json!({"thinking_budget": -1}), 400, "thinking_budget", "invalid_value"),
         (json!({"enable_thinking": "yes"}), 400, "enable_thinking", "invalid_type"),
         (json!({"chat_template_kwargs": {"x": 1}}), 400, "chat_template_kwargs.x", "unknown_field"),
+        (json!({"chat_template_kwargs": [true]}), 400, "chat_template_kwargs", "invalid_type"),
+        (
+            json!({"chat_template_kwargs": {"tools": []}}),
+            400,
+            "chat_template_kwargs.tools",
+            "unsupported_value",
+        ),
+        (
+            json!({"chat_template_kwargs": {"enable_thinking": 1}}),
+            400,
+            "chat_template_kwargs.enable_thinking",
+            "invalid_value",
+        ),
+        (json!({"messages": [["user", "x"]]}), 400, "messages[0]", "invalid_type"),
+        (json!({"tools": [["function", {"name": "f"}]]}), 400, "tools[0]", "invalid_type"),
+        (
+            json!({"tools": [{"type": "function", "function": ["f"]}]}),
+            400,
+            "tools[0].function",
+            "invalid_type",
+        ),
         (
             json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}}),
             400,
@@ -266,7 +295,7 @@ fn a_body_that_is_no_json_is_said_so() {
         }
         let deep = post(&state, path, "[".repeat(100_000));
         assert_eq!(error(&deep).0, 400);
-        for body in ["[]", "null", "\"prompt\"", "5"] {
+        for body in ["[]", r#"["toy"]"#, r#"["x", 1, true, null, null, "toy"]"#, "null", "\"prompt\"", "5"] {
             assert_eq!(error(&post(&state, path, body)), (400, None, "invalid_type".into()), "{body}");
         }
         let twice = post(&state, path, r#"{"model": "toy", "model": "toy"}"#);

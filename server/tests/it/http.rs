@@ -56,7 +56,7 @@ fn a_chat_answer_has_openais_shape() {
 }
 
 #[test]
-fn a_prompt_is_a_string_a_list_of_one_or_token_ids() {
+fn a_prompt_is_a_string_token_ids_or_a_list_of_one() {
     let (state, seen) = toy();
     let ids = TOKENIZER.encode("def f():").unwrap();
     for prompt in [json!("def f():"), json!(["def f():"]), json!(ids), json!([ids])] {
@@ -64,6 +64,40 @@ fn a_prompt_is_a_string_a_list_of_one_or_token_ids() {
         let answer = post_json(&state, "/v1/completions", &body);
         assert_eq!(answer.status, 200, "{prompt}: {}", answer.text());
         assert_eq!(seen.lock().unwrap().last().unwrap().prompt, ids);
+    }
+}
+
+/// The first prompt's answers come first; each answer is that of its prompt alone.
+#[test]
+fn several_prompts_are_answered_in_order() {
+    let (state, seen) = toy();
+    let texts = ["def f():", "import os", "x"];
+    let ids = texts.map(|text| TOKENIZER.encode(text).unwrap());
+    let tokens: usize = ids.iter().map(Vec::len).sum();
+    for prompt in [json!(texts), json!(ids), json!([texts[0], ids[1], texts[2]])] {
+        let body = json!({"prompt": prompt, "max_tokens": 3, "n": 2, "seed": 5, "echo": true, "logprobs": 0});
+        let answer = post_json(&state, "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{prompt}: {}", answer.text());
+        let body = answer.json();
+        let choices = body["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 6);
+        for (index, choice) in choices.iter().enumerate() {
+            let text = format!("{}{}", texts[index / 2], toy_text(3));
+            assert_eq!((&choice["index"], &choice["text"]), (&json!(index), &json!(text)));
+            assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), ids[index / 2].len() + 3);
+        }
+        assert_eq!(
+            (
+                &body["usage"]["prompt_tokens"],
+                &body["usage"]["completion_tokens"],
+                &body["usage"]["total_tokens"]
+            ),
+            (&json!(tokens), &json!(18), &json!(tokens + 18))
+        );
+        let asked: Vec<(Vec<u32>, u64)> =
+            seen.lock().unwrap().drain(..).map(|request| (request.prompt, request.sampling.seed)).collect();
+        let expected = ids.iter().flat_map(|ids| [(ids.clone(), 5), (ids.clone(), 6)]);
+        assert_eq!(asked, expected.collect::<Vec<_>>());
     }
 }
 
@@ -207,15 +241,39 @@ fn text_becomes_tokens_and_tokens_text() {
     );
     assert_eq!(answer["token_strs"].as_array().unwrap().len(), ids.len());
     let messages = json!([{"role": "user", "content": "x"}]);
-    let chat = post_json(&state, "/tokenize", &json!({"model": MODEL, "messages": messages})).json();
     let prompt = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n";
-    assert_eq!(chat["tokens"], json!(TOKENIZER.encode(prompt).unwrap()));
+    let tools = json!([{"type": "function", "function": {"name": "zzz"}}]);
+    for (fields, starts, ends) in [
+        (json!({}), prompt, prompt),
+        (
+            json!({"chat_template_kwargs": {"enable_thinking": true}}),
+            prompt,
+            "<|im_start|>assistant\n<think>\n",
+        ),
+        (json!({"tools": tools}), "<|im_start|>system\n# Tools", prompt),
+    ] {
+        let mut body = json!({"model": MODEL, "messages": messages});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let chat = post_json(&state, "/tokenize", &body).json();
+        let tokens: Vec<&str> =
+            chat["token_strs"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+        let text = tokens.concat();
+        assert!(text.starts_with(starts) && text.ends_with(ends), "{fields}: {text}");
+        assert_eq!(chat["count"], tokens.len());
+    }
     let back = post_json(&state, "/detokenize", &json!({"tokens": ids}));
     assert_eq!((back.status, back.json()), (200, json!({"prompt": "def f():"})));
     for (path, body, field, code) in [
         ("/tokenize", json!({}), "prompt", "missing_field"),
         ("/tokenize", json!({"prompt": "x", "messages": messages}), "messages", "invalid_value"),
         ("/tokenize", json!({"text": "x"}), "text", "unknown_field"),
+        ("/tokenize", json!({"prompt": "x", "tools": tools}), "tools", "invalid_value"),
+        (
+            "/tokenize",
+            json!({"messages": messages, "chat_template_kwargs": {"x": 1}}),
+            "chat_template_kwargs.x",
+            "unknown_field",
+        ),
         ("/detokenize", json!({}), "tokens", "missing_field"),
         ("/detokenize", json!({"tokens": [0, 9_999_999]}), "tokens[1]", "invalid_value"),
     ] {

@@ -2,6 +2,7 @@
 
 mod bad_input; // every bad input: the status, the field named, the next request works
 mod connections; // late heads, floods, silence, deadlines
+mod fuzz; // bodies that nobody would write
 mod http; // routes, answers, headers, keys: no socket
 mod known_failures; // kinds of failure of other servers, the engine over a scripted target
 mod openapi; // the document lists every route

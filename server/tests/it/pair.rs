@@ -14,6 +14,9 @@ static PAIR: LazyLock<AppState> = LazyLock::new(|| {
     state_of(config, move || pair::load(&loaded))
 });
 
+/// The same over sockets.
+static SERVER: LazyLock<Server> = LazyLock::new(|| Server::over(PAIR.clone()));
+
 const PROMPT: &str = "def fibonacci(n):";
 
 fn complete(fields: Value) -> Value {
@@ -179,4 +182,143 @@ fn a_prompt_that_comes_again_is_reused_and_its_text_is_the_same() {
         (text(&first), &first["usage"]["prompt_tokens"]),
         (text(&second), &second["usage"]["prompt_tokens"])
     );
+}
+
+#[test]
+fn several_prompts_say_what_each_says_alone() {
+    let server = &*SERVER;
+    let prompts = ["def add(a, b):", "import os\n", "class Stack:", "x = ["];
+    let alone: Vec<Value> = prompts.iter().map(|prompt| complete(json!({"prompt": prompt}))).collect();
+    let tokens = |body: &Value, kind: &str| body["usage"][kind].as_u64().unwrap();
+    for stream in [false, true] {
+        let body = json!({"prompt": prompts, "max_tokens": 40, "stream": stream});
+        let answer = server.request("POST", "/v1/completions", &body.to_string());
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let parts = if stream { answer.chunks() } else { vec![answer.json()] };
+        let choices: Vec<&Value> =
+            parts.iter().flat_map(|part| part["choices"].as_array().unwrap()).collect();
+        for (index, alone) in alone.iter().enumerate() {
+            let own: Vec<&str> = choices
+                .iter()
+                .filter(|choice| choice["index"] == index)
+                .map(|choice| choice["text"].as_str().unwrap())
+                .collect();
+            assert_eq!(own.concat(), text(alone), "prompt {index}, stream {stream}");
+        }
+        if !stream {
+            for kind in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+                assert_eq!(
+                    tokens(&parts[0], kind),
+                    alone.iter().map(|body| tokens(body, kind)).sum::<u64>(),
+                    "{kind}"
+                );
+            }
+        }
+    }
+}
+
+/// What a chat answer says, its tokens from their log-probabilities, and its usage.
+#[derive(Debug, PartialEq)]
+struct Said {
+    reasoning: String,
+    content: String,
+    tokens: Vec<String>,
+    finish: String,
+    usage: (u64, u64),
+}
+
+fn said(server: &Server, fields: &Value, more: &Value) -> Said {
+    let messages = json!([{"role": "user", "content": "Write a function that adds two numbers."}]);
+    let mut body = json!({"messages": messages, "max_tokens": 40, "logprobs": true});
+    for fields in [fields, more] {
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    }
+    let answer = server.request("POST", "/v1/chat/completions", &body.to_string());
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let (parts, message) = match body["stream"] == true {
+        true => (answer.chunks(), "delta"),
+        false => (vec![answer.json()], "message"),
+    };
+    let choices: Vec<&Value> = parts.iter().filter_map(|part| part["choices"].get(0)).collect();
+    let told = |field: &str| choices.iter().filter_map(|choice| choice[message][field].as_str()).collect();
+    let tokens = choices.iter().filter_map(|choice| choice["logprobs"]["content"].as_array()).flatten();
+    let usage = parts.iter().map(|part| &part["usage"]).find(|usage| usage.is_object()).unwrap();
+    Said {
+        reasoning: told("reasoning_content"),
+        content: told("content"),
+        tokens: tokens.map(|token| token["token"].as_str().unwrap().to_owned()).collect(),
+        finish: choices.iter().filter_map(|choice| choice["finish_reason"].as_str()).collect(),
+        usage: (usage["prompt_tokens"].as_u64().unwrap(), usage["completion_tokens"].as_u64().unwrap()),
+    }
+}
+
+/// Over sockets: what `fields` get, the same in every mode, streamed or not.
+fn said_in_every_mode(server: &Server, fields: &Value) -> Said {
+    let first = said(server, fields, &json!({"draft": false}));
+    for mode in ["chain", "tree", "auto"] {
+        for stream in [false, true] {
+            let mut more = json!({"speculation": {"mode": mode}, "stream": stream});
+            if stream {
+                more["stream_options"] = json!({"include_usage": true});
+            }
+            assert_eq!(said(server, fields, &more), first, "{mode}, stream {stream}, {fields}");
+        }
+    }
+    first
+}
+
+#[test]
+fn thinking_is_asked_for_bounded_and_counted_in_every_mode() {
+    let server = &*SERVER;
+    let plain = said_in_every_mode(server, &json!({}));
+    let off = said_in_every_mode(server, &json!({"chat_template_kwargs": {"enable_thinking": false}}));
+    assert_eq!(plain, off);
+    assert!(plain.reasoning.is_empty() && !plain.content.is_empty(), "{plain:?}");
+    let mut answered = false;
+    let opening = TOKENIZER.encode("<think>\n").unwrap().len() as u64;
+    let asked =
+        [json!({"chat_template_kwargs": {"enable_thinking": true}}), json!({"enable_thinking": true})];
+    for (sampling, budget) in [
+        (json!({}), None),
+        (json!({}), Some(0)),
+        (json!({}), Some(1)),
+        (json!({}), Some(8)),
+        (json!({"temperature": 0.9, "seed": 5}), Some(8)),
+    ] {
+        let mut told = Vec::new();
+        for asked in &asked {
+            let mut fields = asked.clone();
+            fields.as_object_mut().unwrap().extend(sampling.as_object().unwrap().clone());
+            if let Some(budget) = budget {
+                fields["thinking_budget"] = budget.into();
+            }
+            told.push(said_in_every_mode(server, &fields));
+        }
+        assert_eq!(told[0], told[1], "both spellings mean the same");
+        let got = &told[0];
+        assert_eq!(got.usage, (plain.usage.0 + opening, got.tokens.len() as u64), "{got:?}");
+        assert!(got.finish != "length" || got.tokens.len() == 40, "{got:?}");
+        let whole = got.tokens.concat();
+        match budget {
+            None => assert!(!got.reasoning.is_empty(), "{got:?}"),
+            Some(budget) => {
+                let (thought, content) = whole.split_once("</think>").unwrap_or_else(|| panic!("{got:?}"));
+                assert_eq!(
+                    (got.reasoning.as_str(), got.content.as_str()),
+                    (
+                        thought.trim_end_matches('\n'),
+                        content.trim_start_matches('\n').trim_end_matches("<|im_end|>")
+                    )
+                );
+                let mut before = 0;
+                let tokens = got.tokens.iter().take_while(|token| {
+                    before += token.len();
+                    before <= thought.len()
+                });
+                assert!(tokens.count() <= budget, "{got:?}");
+                answered |= !got.content.is_empty();
+            }
+        }
+    }
+    assert!(answered, "no thought was followed by an answer");
 }

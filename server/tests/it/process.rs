@@ -99,6 +99,35 @@ fn refused(args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), text.trim_end().to_owned())
 }
 
+/// As printed but for the port.
+#[test]
+fn the_examples_of_help_work() {
+    let binary = Path::new(env!("CARGO_BIN_EXE_canopy-server"));
+    let help = Command::new(binary).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, examples) = help.split_once("Examples:\n").unwrap();
+    let lines = examples.lines().filter_map(|line| line.strip_prefix("  "));
+    let (requests, servers): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with("curl "));
+    assert!(servers.len() == 3 && requests.len() == 2, "{examples}");
+    let paths = [binary.parent().unwrap().to_str().unwrap(), &std::env::var("PATH").unwrap()].join(":");
+    for line in servers {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("exec env {line}")]);
+        shell.env_clear().env("PATH", &paths).env("CANOPY_PORT", "0").env("CANOPY_THREADS", "1");
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let process = Process::start(shell);
+        if line.contains("--api-key") {
+            continue;
+        }
+        for request in &requests {
+            let request = request.replace("127.0.0.1:8080", &process.address.to_string());
+            let answer = Command::new("sh").args(["-c", &request]).output().unwrap();
+            let answer = String::from_utf8(answer.stdout).unwrap();
+            assert!(answer.contains("\"choices\":[{"), "{line}, {request}: {answer}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_start_says_why_in_one_sentence() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -113,6 +113,31 @@ fn several_choices_are_told_apart_and_counted_together() {
 }
 
 #[test]
+fn the_answers_to_several_prompts_stream_side_by_side() {
+    let server = Server::start(&Setup::default());
+    let prompts = ["def f():", "import os", "x"];
+    let body = json!({"prompt": prompts, "max_tokens": 5, "n": 2, "stream": true, "echo": true,
+                      "stream_options": {"include_usage": true}});
+    let chunks = server.request("POST", "/v1/completions", &body.to_string()).chunks();
+    for (index, prompt) in prompts.iter().flat_map(|prompt| [prompt; 2]).enumerate() {
+        let own: Vec<Value> =
+            chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index).cloned().collect();
+        assert_eq!(text_of(&own), format!("{prompt}{}", toy_text(5)), "{index}");
+        let ends: Vec<&Value> = own.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).collect();
+        assert_eq!(ends.iter().filter(|end| **end == "length").count(), 1);
+        assert_eq!(ends[ends.len() - 1], "length");
+    }
+    let tokens: usize = prompts.iter().map(|prompt| TOKENIZER.encode(prompt).unwrap().len()).sum();
+    let usage = &chunks[chunks.len() - 1]["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(tokens), &json!(30)));
+    // One that fails ends the request, and its neighbours' slots are free again.
+    let failing = json!({"prompt": ["x", FAILING], "max_tokens": 100, "stream": true});
+    let answer = server.request("POST", "/v1/completions", &failing.to_string());
+    assert!(answer.text().contains("server_error") && !answer.text().contains("[DONE]"), "{}", answer.text());
+    eventually("every place is free", || server.state.queue().in_flight() == 0);
+}
+
+#[test]
 fn an_error_within_a_stream_is_an_event_and_the_end() {
     let server = Server::start(&Setup::default());
     let body = json!({"prompt": FAILING, "max_tokens": 6, "stream": true});

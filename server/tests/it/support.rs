@@ -40,7 +40,7 @@ pub const PANICKING: &str = "class Panicking:";
 /// The toy's name.
 pub const MODEL: &str = "toy";
 /// The toy's context.
-pub const CONTEXT: usize = 200;
+pub const CONTEXT: usize = 240;
 
 pub static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let files = loader::resolve(&ModelSource::Embedded, true).unwrap();
@@ -87,7 +87,7 @@ impl Toy {
         }
         assert!(stream.request.prompt != TOKENIZER.encode(PANICKING).unwrap(), "the toy panics as asked");
         let calling = format!("<|im_start|>user\n{CALLING}<|im_end|>\n<|im_start|>assistant\n");
-        let calls = stream.request.prompt == TOKENIZER.encode(&calling).unwrap();
+        let calls = stream.request.prompt.ends_with(&TOKENIZER.encode(&calling).unwrap());
         let text = if calls { TOKENIZER.encode(CALL).unwrap() } else { self.text.clone() };
         let most = if calls { text.len() } else { stream.request.max_tokens };
         let left = most - stream.emitted;
