@@ -57,6 +57,22 @@ fn a_directory_equals_the_embedded_files() {
 }
 
 #[test]
+fn random_weights_need_a_configuration_alone_and_follow_their_seed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = embedded::target().require("config.json").unwrap();
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let files = ModelFiles::Directory(dir.path().to_path_buf());
+    let logits = |seed| {
+        let options = LoadOptions { random_weights: Some(seed), slots: 1, ..LoadOptions::default() };
+        append(&mut load_target(&files, &options).unwrap(), 0, &[17, 300, 4000, 5])
+    };
+    let one = logits(1);
+    assert!(one.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().all(|logit| logit.is_finite()));
+    assert_eq!(bits(&one), bits(&logits(1)));
+    assert_ne!(bits(&one), bits(&logits(2)));
+}
+
+#[test]
 fn impossible_options() {
     let error = |options: LoadOptions| load_target(&embedded::target(), &options).unwrap_err().to_string();
     let defaults = LoadOptions::default;

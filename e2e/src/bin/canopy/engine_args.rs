@@ -62,6 +62,15 @@ pub enum Rows {
     F32,
 }
 
+impl From<Rows> for RowPrecision {
+    fn from(rows: Rows) -> Self {
+        match rows {
+            Rows::Bf16 => Self::Bf16,
+            Rows::F32 => Self::F32,
+        }
+    }
+}
+
 /// An engine with what it was loaded from.
 pub struct Ready {
     pub name: String,
@@ -89,10 +98,7 @@ impl EngineArgs {
             context_len: self.context,
             offline: self.offline,
             device: self.device.clone(),
-            rows: match self.rows {
-                Rows::Bf16 => RowPrecision::Bf16,
-                Rows::F32 => RowPrecision::F32,
-            },
+            rows: self.rows.into(),
             random_weights: self.random_weights,
             ..LoadOptions::default()
         }

@@ -13,6 +13,8 @@ use canopy_kernels::DraftTree;
 use canopy_kernels::tree_gdn::{Solve, Variant};
 use serde::Deserialize;
 
+use crate::engine_args::Rows;
+
 const SLOT: usize = 0;
 
 const EXAMPLE: &str = "\
@@ -62,9 +64,12 @@ pub struct Args {
     /// Keeps matrices in this dtype instead of the stored one
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
-    /// Form of the delta rule
-    #[arg(long, value_enum, default_value = "walk")]
-    variant: Form,
+    /// Form of the delta rule; walk on the CPU and solve on CUDA when left out
+    #[arg(long, value_enum)]
+    variant: Option<Form>,
+    /// What rows are rounded to before products and the delta rule on CUDA; the CPU takes them in f32
+    #[arg(long, value_enum, default_value_t = Rows::F32)]
+    rows: Rows,
     /// Tokens of --ids per pass; the logits do not depend on it
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=256))]
     chunk: u16,
@@ -122,10 +127,11 @@ fn compute(args: Args) -> Result<()> {
         context_len: Some(args.ids.len() + nodes),
         offline: args.offline,
         device: args.device.clone(),
-        variant: Some(match args.variant {
+        variant: args.variant.map(|form| match form {
             Form::Walk => Variant::Walk,
             Form::Solve => Variant::Solve(Solve::Forward),
         }),
+        rows: args.rows.into(),
         ..LoadOptions::default()
     };
     let files = loader::resolve(&options.target, options.offline)?;
