@@ -48,7 +48,7 @@ pub fn kv_append(
 ) -> Result<()> {
     check_devices(APPEND, cache.device(), &[("rows", rows)])?;
     expect_distinct(arg(APPEND, "rows"), rows, cache)?;
-    let op = KvAppend { cu_rows, slots, starts };
+    let op = CacheRows { cu_rows, slots, starts };
     op.check(("cache", cache), ("rows", rows))?;
     cache.inplace_op2(&op.source(cache, rows)?, &op)
 }
@@ -78,24 +78,22 @@ pub fn kv_append_pair(
     starts: &[i32],
 ) -> Result<()> {
     check_devices(APPEND, keys.device(), &[("values", values), ("k", k), ("v", v)])?;
-    expect_distinct(arg(APPEND, "values"), values, keys)?;
-    for (name, source) in [("k", k), ("v", v)] {
-        expect_distinct(arg(APPEND, name), source, keys)?;
-        expect_distinct(arg(APPEND, name), source, values)?;
-    }
-    arg(APPEND, "values").shape(values.layout(), keys.dims())?;
-    arg(APPEND, "values").dtype(values.dtype(), keys.dtype())?;
-    let op = KvAppend { cu_rows, slots, starts };
-    op.check(("keys", keys), ("k", k))?;
-    op.check(("values", values), ("v", v))?;
+    let op = CacheRows { cu_rows, slots, starts };
+    op.check_pair((keys, values), ("k", k), v)?;
     let (k, v) = (op.source(keys, k)?, op.source(values, v)?);
     values.inplace_op2(&v, &AppendPair { op: &op, keys, k: &k })
 }
 
-struct KvAppend<'a> {
-    cu_rows: &'a [i32],
-    slots: &'a [i32],
-    starts: &'a [i32],
+/// Where packed rows go in a pool: rows `cu_rows[b]..cu_rows[b + 1]` to the slot `slots[b]` (-1 = nowhere) from position
+/// `starts[b]` on.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheRows<'a> {
+    /// `[B + 1]`, ascending from 0 to N.
+    pub cu_rows: &'a [i32],
+    /// `[B]`.
+    pub slots: &'a [i32],
+    /// `[B]`.
+    pub starts: &'a [i32],
 }
 
 /// One sequence's copy, in rows of the flattened pool.
@@ -105,9 +103,9 @@ struct Span {
     len: usize,
 }
 
-impl KvAppend<'_> {
+impl CacheRows<'_> {
     /// Both devices' checks of shapes, dtypes and ranges.
-    fn check(
+    pub(crate) fn check(
         &self,
         (cache_name, cache): (&'static str, &Tensor),
         rows: (&'static str, &Tensor),
@@ -141,8 +139,26 @@ impl KvAppend<'_> {
         Ok(())
     }
 
+    /// Checks of two pools and their rows, which are called `k_name` and v.
+    pub(crate) fn check_pair(
+        &self,
+        (keys, values): (&Tensor, &Tensor),
+        (k_name, k): (&'static str, &Tensor),
+        v: &Tensor,
+    ) -> Result<()> {
+        expect_distinct(arg(APPEND, "values"), values, keys)?;
+        for (name, source) in [(k_name, k), ("v", v)] {
+            expect_distinct(arg(APPEND, name), source, keys)?;
+            expect_distinct(arg(APPEND, name), source, values)?;
+        }
+        arg(APPEND, "values").shape(values.layout(), keys.dims())?;
+        arg(APPEND, "values").dtype(values.dtype(), keys.dtype())?;
+        self.check(("keys", keys), (k_name, k))?;
+        self.check(("values", values), ("v", v))
+    }
+
     /// The rows as the device's forward reads them: of the pool's dtype on the CPU, f32 elsewhere.
-    fn source(&self, cache: &Tensor, rows: &Tensor) -> Result<Tensor> {
+    pub(crate) fn source(&self, cache: &Tensor, rows: &Tensor) -> Result<Tensor> {
         match cache.device() {
             Device::Cpu => rows.to_dtype(cache.dtype()),
             _ => row_pieces(&rows.to_dtype(DType::F32)?),
@@ -168,7 +184,7 @@ impl KvAppend<'_> {
     }
 }
 
-impl InplaceOp2 for KvAppend<'_> {
+impl InplaceOp2 for CacheRows<'_> {
     fn name(&self) -> &'static str {
         APPEND
     }
@@ -209,9 +225,9 @@ impl InplaceOp2 for KvAppend<'_> {
 }
 
 #[cfg(feature = "cuda")]
-impl KvAppend<'_> {
+impl CacheRows<'_> {
     /// Every packed row's row of the pool, -1 for none.
-    fn destinations(&self, capacity: usize) -> Vec<i32> {
+    pub(crate) fn destinations(&self, capacity: usize) -> Vec<i32> {
         let mut to = vec![-1; self.cu_rows[self.slots.len()] as usize];
         for span in self.spans(capacity) {
             for row in 0..span.len {
@@ -250,14 +266,14 @@ impl KvAppend<'_> {
 
 /// A dtype of the pools on CUDA.
 #[cfg(feature = "cuda")]
-trait Pooled: PoolElement + CudaDType + WithDType {}
+pub(crate) trait Pooled: PoolElement + CudaDType + WithDType {}
 
 #[cfg(feature = "cuda")]
 impl<T: PoolElement + CudaDType + WithDType> Pooled for T {}
 
 /// Appends `k` to `keys` while the op's destination, the values' pool, is locked for writing.
 struct AppendPair<'a> {
-    op: &'a KvAppend<'a>,
+    op: &'a CacheRows<'a>,
     keys: &'a Tensor,
     k: &'a Tensor,
 }
@@ -306,7 +322,7 @@ impl AppendPair<'_> {
 /// The launch into both pools; the op's destination is the keys' pool.
 #[cfg(feature = "cuda")]
 struct BothPools<'a, T> {
-    op: &'a KvAppend<'a>,
+    op: &'a CacheRows<'a>,
     v: RowsView<'a>,
     values: RefCell<CudaViewMut<'a, T>>,
 }

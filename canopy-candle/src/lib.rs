@@ -18,7 +18,7 @@ mod top_tokens;
 mod tree;
 mod wrap;
 
-pub use append::{kv_append, kv_append_pair};
+pub use append::{CacheRows, kv_append, kv_append_pair};
 pub use attention::{block_attention, tree_attention};
 pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
 pub use canopy_kernels::top_tokens::Row as TopRow;
@@ -29,7 +29,8 @@ pub use gates::gates;
 pub use gdn::{TreeGdnOutput, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into};
 pub use gdn_serial::{TreeGdnSerialOutput, tree_gdn_serial_commit, tree_gdn_serial_verify};
 pub use glue::{
-    NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, rms_norm, swiglu,
+    NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, qk_norm_rope_append,
+    rms_norm, swiglu,
 };
 pub use kv::kv_compact;
 pub use linear::PackedLinear;

@@ -1,9 +1,9 @@
 //! From projected queries and keys to attention inputs, and the attention's output gate.
 
-#[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, DType};
 use canopy_kernels::AttnDims;
 use canopy_kernels::glue::cpu as kernel;
 #[cfg(feature = "cuda")]
@@ -18,7 +18,7 @@ use crate::slices::{Carried, row_major, row_pieces, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
-const ROPE: &str = "qk-norm-rope";
+pub(super) const ROPE: &str = "qk-norm-rope";
 const GATE: &str = "attn-gate";
 
 /// Norm and rotary embedding of projected queries and keys; see `canopy_kernels::glue::cpu::QkNormRope`.
@@ -78,16 +78,7 @@ pub fn qk_norm_rope(
     k_proj: &Tensor,
     positions: &[i32],
 ) -> Result<(Tensor, Tensor)> {
-    let others =
-        [("k_proj", k_proj), ("q_norm", &op.q_norm), ("k_norm", &op.k_norm), ("inv_freq", &op.inv_freq)];
-    check_devices(ROPE, q_proj.device(), &others)?;
-    let carried = Rope {
-        op,
-        positions,
-        q_norm: Carried::new(&op.q_norm),
-        k_norm: Carried::new(&op.k_norm),
-        inv_freq: Carried::new(&op.inv_freq),
-    };
+    let carried = Rope::new(op, q_proj, k_proj, positions)?;
     let pack = row_pieces(q_proj)?.apply_op2_no_bwd(&row_pieces(k_proj)?, &carried)?;
     let mut views = PlaneViews::new(&pack);
     let (rows, dims) = (positions.len(), op.dims);
@@ -95,17 +86,27 @@ pub fn qk_norm_rope(
     Ok((q, views.take((rows, dims.kv_heads, dims.head_dim))?))
 }
 
-struct Rope<'a> {
-    op: &'a QkNormRope,
-    positions: &'a [i32],
-    q_norm: Carried<'a>,
-    k_norm: Carried<'a>,
-    inv_freq: Carried<'a>,
+/// One call: its parameters, locked for reading.
+pub(super) struct Rope<'a> {
+    pub op: &'a QkNormRope,
+    pub positions: &'a [i32],
+    pub q_norm: Carried<'a>,
+    pub k_norm: Carried<'a>,
+    pub inv_freq: Carried<'a>,
 }
 
-impl Rope<'_> {
+impl<'a> Rope<'a> {
+    /// All on the device of `q_proj`.
+    pub fn new(op: &'a QkNormRope, q_proj: &Tensor, k_proj: &Tensor, positions: &'a [i32]) -> Result<Self> {
+        let others =
+            [("k_proj", k_proj), ("q_norm", &op.q_norm), ("k_norm", &op.k_norm), ("inv_freq", &op.inv_freq)];
+        check_devices(ROPE, q_proj.device(), &others)?;
+        let [q_norm, k_norm, inv_freq] = [&op.q_norm, &op.k_norm, &op.inv_freq].map(Carried::new);
+        Ok(Self { op, positions, q_norm, k_norm, inv_freq })
+    }
+
     /// Both devices' checks of shapes and dtypes.
-    fn check(&self, q_proj: &Layout, k_proj: &Layout) -> Result<()> {
+    pub fn check(&self, q_proj: &Layout, k_proj: &Layout) -> Result<()> {
         let (rows, dims) = (self.positions.len(), self.op.dims);
         let q_width = dims.q_width() * if self.op.gated { 2 } else { 1 };
         arg(ROPE, "q_proj").shape(q_proj, &[rows, q_width])?;
@@ -198,7 +199,7 @@ impl CustomOp2 for Rope<'_> {
 /// `attn * sigmoid(gate)` with the gate taken from a gated `q_proj`.
 ///
 /// `attn` `[N, Hq, D]`, `q_proj` `[N, Hq 2 D]` (every head's query, then its gate), f32, bf16 or f16 in any layout; gives
-/// `[N, Hq D]` in attn's dtype.
+/// `[N, Hq D]` in attn's dtype (on CUDA f32, from attn of f32 or bf16).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -262,12 +263,20 @@ impl CustomOp2 for AttnGate {
     ) -> Result<(CudaStorage, Shape)> {
         let rows = self.check(attn_l, q_proj_l)?;
         let device = attn.device();
-        let attn = cuda::glue::whole(arg(GATE, "attn"), attn, attn_l)?;
         let q_proj = cuda::glue::rows(arg(GATE, "q_proj"), q_proj, q_proj_l)?;
-        let mut out = cuda::output::<f32>(device, attn.len())?;
-        let stream = device.cuda_stream();
-        launch::attn_gate(&stream, self.dims, &attn, q_proj.rows(), &mut out.slice_mut(..attn.len()))
-            .wrap()?;
+        let len = attn_l.shape().elem_count();
+        let (mut out, stream) = (cuda::output::<f32>(device, len)?, device.cuda_stream());
+        let (name, gated) = (arg(GATE, "attn"), &mut out.slice_mut(..len));
+        match attn.dtype() {
+            DType::BF16 => {
+                let attn = cuda::view::<half::bf16>(name, attn, attn_l)?;
+                launch::attn_gate(&stream, self.dims, &attn, q_proj.rows(), gated).wrap()?;
+            }
+            _ => {
+                let attn = cuda::glue::whole(name, attn, attn_l)?;
+                launch::attn_gate(&stream, self.dims, &attn, q_proj.rows(), gated).wrap()?;
+            }
+        }
         Ok(cuda::storage(device, out, (rows, self.dims.q_width())))
     }
 }

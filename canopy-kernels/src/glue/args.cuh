@@ -14,9 +14,10 @@ static_assert(sizeof(NormArgs) == 24, "NormArgs in launch.rs");
 
 struct RopeArgs {
     uint32_t q_heads, kv_heads, head_dim, half;  // half = rotary_dim / 2
-    uint32_t q_head_stride, q_stride, k_stride;  // elements between query heads, and between rows of q_proj and k_proj
+    uint32_t q_head_stride;                      // elements between query heads
+    uint32_t q_stride, k_stride, v_stride;       // elements between rows
     float q_eps, k_eps, q_offset, k_offset;
 };
-static_assert(sizeof(RopeArgs) == 44, "RopeArgs in launch.rs");
+static_assert(sizeof(RopeArgs) == 48, "RopeArgs in launch.rs");
 
 }  // namespace canopy

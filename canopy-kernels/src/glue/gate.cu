@@ -17,9 +17,9 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Quads never cross a head; the gate follows its head's query in q_proj.
-extern "C" __global__ void __launch_bounds__(256)
-    glue_attn_gate(uint32_t q_heads, uint32_t head_dim, uint32_t q_stride, const float* __restrict__ attn,
-                   const float* __restrict__ q_proj, float* __restrict__ out) {
+template <typename T>
+__device__ __forceinline__ void attn_gate(uint32_t q_heads, uint32_t head_dim, uint32_t q_stride, const T* attn, const float* q_proj,
+                                          float* out) {
     const uint32_t quads = (head_dim + 3) / 4, index = blockIdx.y * blockDim.x + threadIdx.x;
     const uint32_t head = index / quads, at = index % quads * 4;
     if (head >= q_heads) return;
@@ -27,7 +27,17 @@ extern "C" __global__ void __launch_bounds__(256)
     const float* gate = q_proj + (size_t)blockIdx.x * q_stride + (2 * head + 1) * head_dim;
     attn += first;
     out += first;
-    const bool whole = quads_whole(head_dim, attn, gate, out);
-    const float4 x = load_quad(attn, at, head_dim, whole);
+    const bool whole = quads_whole(head_dim, gate, out), attn_whole = quads_whole(head_dim, attn);
+    const float4 x = load_quad(attn, at, head_dim, attn_whole);
     store_quad(out, at, head_dim, whole, x * sigmoid(load_quad(gate, at, head_dim, whole)));
 }
+
+#define CANOPY_ATTN_GATE(NAME, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256)                                                                          \
+        glue_attn_gate_##NAME(uint32_t q_heads, uint32_t head_dim, uint32_t q_stride, const T* __restrict__ attn,              \
+                              const float* __restrict__ q_proj, float* __restrict__ out) {                                     \
+        attn_gate<T>(q_heads, head_dim, q_stride, attn, q_proj, out);                                                          \
+    }
+
+CANOPY_ATTN_GATE(bf16, __nv_bfloat16)
+CANOPY_ATTN_GATE(f32, float)

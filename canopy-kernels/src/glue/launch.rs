@@ -1,4 +1,4 @@
-//! Launches of the CUDA kernels, f32 in and out. Every argument is checked before a launch.
+//! Launches of the CUDA kernels. Activations are f32, pools and what attention reads of them bf16 or f32. Every argument is checked before a launch.
 //!
 //! Inputs named [`Rows`] may be columns of a wider matrix, as the outputs of one fused projection are. Any width and any
 //! alignment is right; rows of a multiple of 4 values at 16-byte addresses are fast. A row's bits are the same either way.
@@ -11,9 +11,11 @@ use crate::cuda::Kernels;
 use crate::error::expect_len;
 use crate::{Error, Result};
 
-mod heads;
+mod pool;
+mod rope;
 
-pub use heads::{Destinations, PoolElement, QkNormRope, attn_gate, kv_append, kv_append_pair, qk_norm_rope};
+pub use pool::{Destinations, PoolElement, attn_gate, kv_append, kv_append_pair};
+pub use rope::{QkNormRope, qk_norm_rope, qk_norm_rope_append};
 
 /// An RMSNorm on a device; as [`super::cpu::Norm`].
 #[derive(Clone, Copy)]
@@ -101,8 +103,8 @@ pub(super) fn team(op: &'static str, width: usize) -> Result<(usize, u32, u32)> 
             got: "0".into(),
         }),
         1..=512 => Ok((0, 4, 128)),
-        513..=4_096 => Ok((1, 1, 256)),
-        4_097..=16_384 => Ok((2, 1, 1024)),
+        513..=8_192 => Ok((1, 1, 512)),
+        8_193..=16_384 => Ok((2, 1, 1024)),
         _ => {
             let wanted = format!("rows of {width} values");
             Err(Error::Unsupported { op, wanted, built: "rows of at most 16384 values" })
@@ -149,7 +151,7 @@ pub fn rms_norm(
     if rows == 0 {
         return Ok(());
     }
-    let symbols = ["glue_rms_norm_w1", "glue_rms_norm_w8", "glue_rms_norm_w32"];
+    let symbols = ["glue_rms_norm_w1", "glue_rms_norm_w16", "glue_rms_norm_w32"];
     let (symbol, args, config) = norm_launch(OP, symbols, norm, rows)?;
     let function = Kernels::on(stream.context())?.function(OP, "glue/norm", symbol)?;
     let mut launch = stream.launch_builder(&function);
@@ -178,7 +180,7 @@ pub fn add_rms_norm(
     if rows == 0 {
         return Ok(());
     }
-    let symbols = ["glue_add_rms_norm_w1", "glue_add_rms_norm_w8", "glue_add_rms_norm_w32"];
+    let symbols = ["glue_add_rms_norm_w1", "glue_add_rms_norm_w16", "glue_add_rms_norm_w32"];
     let (symbol, args, config) = norm_launch(OP, symbols, norm, rows)?;
     let function = Kernels::on(stream.context())?.function(OP, "glue/norm", symbol)?;
     let mut launch = stream.launch_builder(&function);
@@ -212,7 +214,7 @@ pub fn gated_rms_norm(
     if rows == 0 {
         return Ok(());
     }
-    let symbols = ["glue_gated_rms_norm_w1", "glue_gated_rms_norm_w8", "glue_gated_rms_norm_w32"];
+    let symbols = ["glue_gated_rms_norm_w1", "glue_gated_rms_norm_w16", "glue_gated_rms_norm_w32"];
     let (symbol, args, config) = norm_launch(OP, symbols, norm, rows * heads)?;
     let args = NormArgs { heads: heads as u32, gate_stride: z.stride as u32, ..args };
     let function = Kernels::on(stream.context())?.function(OP, "glue/norm", symbol)?;

@@ -1,4 +1,4 @@
-// RMS norms of f32 rows. A team of 1, 8 or 32 warps, chosen by the row's width alone, owns a row and holds it in registers: thread t
+// RMS norms of f32 rows. A team of 1, 16 or 32 warps, chosen by the row's width alone, owns a row and holds it in registers: thread t
 // takes quads t, t + team, ..., sums its squares in that order, then the lanes of a warp and the warps of the team fold in a fixed tree.
 #include "args.cuh"
 #include "quad.cuh"
@@ -23,12 +23,47 @@ __device__ __forceinline__ float team_sum(float x) {
     return x;
 }
 
-// `other` is the residual of add and z of gated; `sum` is written by add alone.
-template <int Warps, Step S>
-__device__ __forceinline__ void norm_row(NormArgs a, const float* x, const float* other, const float* weight, float* sum, float* out) {
+// Every load of a row is under way before the first is used. `other` is the residual of add and z of gated; `sum` is add's alone.
+template <int Warps, Step S, bool Whole>
+__device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, const float* other, const float* weight, float* sum,
+                                            float* out) {
     constexpr uint32_t team = Warps * 32;
-    const uint32_t row = Warps == 1 ? blockIdx.x * kRowsOfCta + threadIdx.x / 32 : blockIdx.x;
+    // Gated rows are heads, one warp each; a larger team would run out of registers.
+    constexpr bool late = S == Step::gated && Warps > 1;
     const uint32_t t = threadIdx.x % team;
+    float4 kept[kKept], extra[kKept], factor[kKept];
+    float total = 0.f;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+        const uint32_t at = (t + j * team) * 4;
+        kept[j] = load_quad(x, at, a.width, Whole);
+        if (S != Step::plain && !late) extra[j] = load_quad(other, at, a.width, Whole);
+        factor[j] = load_quad(weight, at, a.width, Whole);
+    }
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+        if (S == Step::add) {
+            kept[j] = kept[j] + extra[j];
+            store_quad(sum, (t + j * team) * 4, a.width, Whole, kept[j]);
+        }
+        total = dot4(kept[j], kept[j], total);
+    }
+    total = team_sum<Warps>(total);
+    const float inverse = 1.f / sqrtf(total / (float)a.width + a.eps);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+        const uint32_t at = (t + j * team) * 4;
+        const float4 w = factor[j] + make_float4(a.offset, a.offset, a.offset, a.offset);
+        float4 y = scaled(kept[j], inverse) * w;
+        if (S == Step::gated) y = y * silu(late ? load_quad(other, at, a.width, Whole) : extra[j]);
+        store_quad(out, at, a.width, Whole, y);
+    }
+}
+
+template <int Warps, Step S>
+__device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, const float* other, const float* weight, float* sum,
+                                         float* out) {
+    const uint32_t row = Warps == 1 ? blockIdx.x * kRowsOfCta + threadIdx.x / 32 : blockIdx.x;
     if (row >= a.rows) return;
     const size_t first = (size_t)row * a.width;
     x += first;
@@ -38,30 +73,10 @@ __device__ __forceinline__ void norm_row(NormArgs a, const float* x, const float
     bool whole = quads_whole(a.width, x, weight, out);
     if (S != Step::plain) whole = whole && quads_whole(a.width, other);
     if (S == Step::add) whole = whole && quads_whole(a.width, sum);
-
-    float4 kept[kKept], factor[kKept];
-    float total = 0.f;
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-        const uint32_t at = (t + j * team) * 4;
-        kept[j] = load_quad(x, at, a.width, whole);
-        factor[j] = load_quad(weight, at, a.width, whole);
-        if (S == Step::add) {
-            kept[j] = kept[j] + load_quad(other, at, a.width, whole);
-            store_quad(sum, at, a.width, whole, kept[j]);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) total = dot4(kept[j], kept[j], total);
-    total = team_sum<Warps>(total);
-    const float inverse = 1.f / sqrtf(total / (float)a.width + a.eps);
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-        const uint32_t at = (t + j * team) * 4;
-        const float4 w = factor[j] + make_float4(a.offset, a.offset, a.offset, a.offset);
-        float4 y = scaled(kept[j], inverse) * w;
-        if (S == Step::gated) y = y * silu(load_quad(other, at, a.width, whole));
-        store_quad(out, at, a.width, whole, y);
+    if (whole) {
+        norm_row_as<Warps, S, true>(a, x, other, weight, sum, out);
+    } else {
+        norm_row_as<Warps, S, false>(a, x, other, weight, sum, out);
     }
 }
 
@@ -84,5 +99,5 @@ __device__ __forceinline__ void norm_row(NormArgs a, const float* x, const float
     }
 
 CANOPY_NORMS(1, 128)
-CANOPY_NORMS(8, 256)
+CANOPY_NORMS(16, 512)
 CANOPY_NORMS(32, 1024)

@@ -12,10 +12,11 @@ __device__ __forceinline__ bool quads_whole(uint32_t width, const P*... p) {
 }
 
 // Values at..at + 3 of a row; 0 past its end.
-__device__ __forceinline__ float4 load_quad(const float* row, uint32_t at, uint32_t width, bool whole) {
+template <typename T>
+__device__ __forceinline__ float4 load_quad(const T* row, uint32_t at, uint32_t width, bool whole) {
     if (whole) return at < width ? load4(row + at) : make_float4(0, 0, 0, 0);
-    return make_float4(at < width ? row[at] : 0.f, at + 1 < width ? row[at + 1] : 0.f, at + 2 < width ? row[at + 2] : 0.f,
-                       at + 3 < width ? row[at + 3] : 0.f);
+    return make_float4(at < width ? to_f32(row[at]) : 0.f, at + 1 < width ? to_f32(row[at + 1]) : 0.f,
+                       at + 2 < width ? to_f32(row[at + 2]) : 0.f, at + 3 < width ? to_f32(row[at + 3]) : 0.f);
 }
 
 __device__ __forceinline__ void store_quad(float* row, uint32_t at, uint32_t width, bool whole, float4 x) {

@@ -1,5 +1,6 @@
 // Norm of every query and key head, then rotate-half at the row's position. A warp owns one head of one row; the row's cosines and
-// sines are computed once per CTA of four heads. Angles are reduced in f64, since an f32 reduction is off by radians at position 1e5.
+// sines are computed once per CTA of four heads. Angles are reduced in f64, since f32 has too few digits for an angle of 1e5 radians.
+// The appending form rounds queries to the pools' type and writes keys and values (a third kind of head, copied) to their pool rows.
 #include "args.cuh"
 #include "quad.cuh"
 
@@ -34,30 +35,68 @@ __device__ __forceinline__ void cos_sin(float angle, float* cosine, float* sine)
     *cosine = (float)((turn + 1) & 2 ? -odd_c : odd_c);
 }
 
+template <typename T>
 struct Head {
     const float* x;
     const float* weight;
-    float* out;
+    T* out;
     float eps, offset;
 };
 
-// The normed head to shared memory.
-__device__ __forceinline__ void norm_head(const Head& h, uint32_t d, uint32_t lane, float* normed) {
-    const bool whole = quads_whole(d, h.x, h.weight);
+// `k` and `v` are null for a row that goes nowhere; `v_proj` is null unless values are appended.
+template <typename T>
+__device__ __forceinline__ void rope_head(const RopeArgs& a, const float* q_proj, const float* k_proj, const float* v_proj,
+                                          const float* q_weight, const float* k_weight, const float* inv_freq, int position, T* q,
+                                          T* k, T* v) {
+    __shared__ __align__(16) float normed[kWarps][kHeadDim];
+    __shared__ float cosines[kHeadDim / 2], sines[kHeadDim / 2];
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim, head = blockIdx.y * kWarps + warp;
+    const bool query = head < a.q_heads, key = !query && head < a.q_heads + a.kv_heads;
+    const uint32_t kv = (head - a.q_heads) % a.kv_heads;
+    const Head<T> h = query ? Head<T>{q_proj + (size_t)head * a.q_head_stride, q_weight, q + (size_t)head * d, a.q_eps, a.q_offset}
+                            : Head<T>{k_proj + (size_t)kv * d, k_weight, k + (size_t)kv * d, a.k_eps, a.k_offset};
+    const bool active = query || (key && k != nullptr);
     float4 kept[kKept], factor[kKept];
-    float total = 0.f;
+    if (active) {
+        const bool whole = quads_whole(d, h.x, h.weight);
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-        kept[j] = load_quad(h.x, (lane + 32 * j) * 4, d, whole);
-        factor[j] = load_quad(h.weight, (lane + 32 * j) * 4, d, whole);
+        for (int j = 0; j < kKept; ++j) {
+            kept[j] = load_quad(h.x, (lane + 32 * j) * 4, d, whole);
+            factor[j] = load_quad(h.weight, (lane + 32 * j) * 4, d, whole);
+        }
     }
+    // A head is at most as wide as the CTA has threads for its pairs. The head's loads are under way meanwhile.
+    if (threadIdx.x < a.half) {
+        cos_sin(__fmul_rn((float)position, inv_freq[threadIdx.x]), &cosines[threadIdx.x], &sines[threadIdx.x]);
+    }
+    if (active) {
+        float total = 0.f;
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) total = dot4(kept[j], kept[j], total);
-    const float inverse = 1.f / sqrtf(warp_sum(total) / (float)d + h.eps);
+        for (int j = 0; j < kKept; ++j) total = dot4(kept[j], kept[j], total);
+        const float inverse = 1.f / sqrtf(warp_sum(total) / (float)d + h.eps);
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-        const float4 w = factor[j] + make_float4(h.offset, h.offset, h.offset, h.offset);
-        *reinterpret_cast<float4*>(normed + (lane + 32 * j) * 4) = scaled(kept[j], inverse) * w;
+        for (int j = 0; j < kKept; ++j) {
+            const float4 w = factor[j] + make_float4(h.offset, h.offset, h.offset, h.offset);
+            *reinterpret_cast<float4*>(normed[warp] + (lane + 32 * j) * 4) = scaled(kept[j], inverse) * w;
+        }
+    }
+    __syncthreads();
+    if (active) {
+        const float* n = normed[warp];
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 32; ++j) {
+            const uint32_t e = lane + 32 * j;
+            if (e >= d) break;
+            float y = n[e];
+            if (e < a.half) {
+                y = y * cosines[e] - n[e + a.half] * sines[e];
+            } else if (e < 2 * a.half) {
+                y = y * cosines[e - a.half] + n[e - a.half] * sines[e - a.half];
+            }
+            store(h.out + e, y);
+        }
+    } else if (v_proj != nullptr && v != nullptr && head >= a.q_heads + a.kv_heads && head < a.q_heads + 2 * a.kv_heads) {
+        for (uint32_t e = lane; e < d; e += 32) store(v + (size_t)kv * d + e, v_proj[(size_t)kv * d + e]);
     }
 }
 
@@ -67,35 +106,23 @@ extern "C" __global__ void __launch_bounds__(canopy::kWarps * 32)
     glue_qk_norm_rope(canopy::RopeArgs a, const float* __restrict__ q_proj, const float* __restrict__ k_proj,
                       const float* __restrict__ q_weight, const float* __restrict__ k_weight, const float* __restrict__ inv_freq,
                       const int* __restrict__ positions, float* __restrict__ q, float* __restrict__ k) {
-    using namespace canopy;
-    __shared__ __align__(16) float normed[kWarps][kHeadDim];
-    __shared__ float cosines[kHeadDim / 2], sines[kHeadDim / 2];
-    const uint32_t row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim;
-    const uint32_t head = blockIdx.y * kWarps + warp;
-    const bool query = head < a.q_heads, active = head < a.q_heads + a.kv_heads;
-    const size_t kv = head - a.q_heads;
-    const Head h = query ? Head{q_proj + (size_t)row * a.q_stride + (size_t)head * a.q_head_stride, q_weight,
-                                q + ((size_t)row * a.q_heads + head) * d, a.q_eps, a.q_offset}
-                         : Head{k_proj + (size_t)row * a.k_stride + kv * d, k_weight, k + ((size_t)row * a.kv_heads + kv) * d,
-                                a.k_eps, a.k_offset};
-    if (active) norm_head(h, d, lane, normed[warp]);
-    // A head is at most as wide as the CTA has threads for its pairs.
-    if (threadIdx.x < a.half) {
-        cos_sin(__fmul_rn((float)positions[row], inv_freq[threadIdx.x]), &cosines[threadIdx.x], &sines[threadIdx.x]);
-    }
-    __syncthreads();
-    if (!active) return;
-    const float* n = normed[warp];
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 32; ++j) {
-        const uint32_t e = lane + 32 * j;
-        if (e >= d) break;
-        float y = n[e];
-        if (e < a.half) {
-            y = y * cosines[e] - n[e + a.half] * sines[e];
-        } else if (e < 2 * a.half) {
-            y = y * cosines[e - a.half] + n[e - a.half] * sines[e - a.half];
-        }
-        h.out[e] = y;
-    }
+    const size_t row = blockIdx.x, width = (size_t)a.head_dim * row;
+    canopy::rope_head<float>(a, q_proj + row * a.q_stride, k_proj + row * a.k_stride, nullptr, q_weight, k_weight, inv_freq,
+                             positions[row], q + width * a.q_heads, k + width * a.kv_heads, nullptr);
 }
+
+#define CANOPY_ROPE_APPEND(NAME, T)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(canopy::kWarps * 32) glue_qk_norm_rope_append_##NAME(                         \
+        canopy::RopeArgs a, const float* __restrict__ q_proj, const float* __restrict__ k_proj, const float* __restrict__ v_proj, \
+        const float* __restrict__ q_weight, const float* __restrict__ k_weight, const float* __restrict__ inv_freq,            \
+        const int* __restrict__ positions, const int* __restrict__ destinations, T* __restrict__ q, T* __restrict__ keys,      \
+        T* __restrict__ values) {                                                                                              \
+        const size_t row = blockIdx.x, pool_row = (size_t)a.head_dim * a.kv_heads;                                             \
+        const int to = destinations[row];                                                                                      \
+        canopy::rope_head<T>(a, q_proj + row * a.q_stride, k_proj + row * a.k_stride, v_proj + row * a.v_stride, q_weight,     \
+                             k_weight, inv_freq, positions[row], q + row * a.q_heads * a.head_dim,                             \
+                             to < 0 ? nullptr : keys + to * pool_row, to < 0 ? nullptr : values + to * pool_row);              \
+    }
+
+CANOPY_ROPE_APPEND(bf16, __nv_bfloat16)
+CANOPY_ROPE_APPEND(f32, float)

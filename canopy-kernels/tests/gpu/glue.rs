@@ -16,6 +16,7 @@ pub const TESTS: &[(&str, Check)] = &[
     ("glue::norms_equal_the_oracle_at_every_width", norms),
     ("glue::gates_equal_the_oracle", gates),
     ("glue::rope_equals_the_oracle_to_position_262144", rope),
+    ("glue::rope_with_append_gives_the_bits_of_both_steps", rope_append),
     ("glue::rows_alone_equal_rows_together", rows_alone),
     ("glue::nonfinite_rows_stay_alone", nonfinite),
     ("glue::kv_append_writes_its_rows_and_no_other", append),
@@ -203,11 +204,19 @@ fn gates(stream: &Arc<CudaStream>) -> Outcome {
         let (all, on_device) = (gpu.up(&all)?, gpu.up(&attn)?);
         let gate = rows_of!(all, rows, starts[1], 2 * heads * d, stride);
         let mut out = gpu.nans(attn.len())?;
-        let gate = Rows { data: &gate, stride };
-        launch::attn_gate(stream, dims, &on_device.as_view(), gate, &mut out.as_view_mut()).map_err(text)?;
+        let gate_rows = Rows { data: &gate, stride };
+        launch::attn_gate(stream, dims, &on_device.as_view(), gate_rows, &mut out.as_view_mut())
+            .map_err(text)?;
         let gate = |i: usize| f64::from(q_proj[i / d * 2 * d + d + i % d]);
         let want = (0..attn.len()).map(|i| f64::from(attn[i]) * oracle::sigmoid(gate(i)));
         close("attn_gate", &gpu.down(&out)?, &want.collect::<Vec<_>>())?;
+        let rounded: Vec<bf16> = attn.iter().map(|&x| bf16::from_f32(x)).collect();
+        let on_device = gpu.up(&rounded)?;
+        let mut out = gpu.nans(attn.len())?;
+        launch::attn_gate(stream, dims, &on_device.as_view(), gate_rows, &mut out.as_view_mut())
+            .map_err(text)?;
+        let want = (0..attn.len()).map(|i| rounded[i].to_f64() * oracle::sigmoid(gate(i)));
+        close("attn_gate of bf16", &gpu.down(&out)?, &want.collect::<Vec<_>>())?;
     }
     Ok(())
 }
@@ -295,6 +304,75 @@ fn rope(stream: &Arc<CudaStream>) -> Outcome {
         let many: Vec<i32> = (0..ROWS as i32).map(|row| row * 2_027).collect();
         let case = RopeCase::new(shape, &many)?;
         case.check(&case.run(Gpu(stream))?)?;
+    }
+    Ok(())
+}
+
+/// Rows of a pool in one call, and nothing (-1).
+const DESTINATIONS: [i32; 9] = [3, 4, 5, -1, 0, 17, 16, 8, 9];
+const POOL_ROWS: usize = 19;
+
+/// `old` with `rows` at [`DESTINATIONS`].
+fn appended<T: Copy>(old: &[T], rows: &[T]) -> Vec<T> {
+    let (mut pool, width) = (old.to_vec(), old.len() / POOL_ROWS);
+    for (row, &to) in rows.chunks(width).zip(&DESTINATIONS).filter(|(_, to)| **to >= 0) {
+        pool[to as usize * width..][..width].copy_from_slice(row);
+    }
+    pool
+}
+
+fn rope_append_as<T>(gpu: Gpu<'_>, case: &RopeCase, round: fn(f32) -> T) -> Outcome
+where
+    T: launch::PoolElement + Copy + Default + PartialEq,
+{
+    let (rows, width) = (POSITIONS.len(), case.dims.kv_width());
+    let [q_want, k_want] = case.run(gpu)?;
+    let rounded = |x: &[f32]| x.iter().map(|&x| round(x)).collect::<Vec<T>>();
+    let mut random = Random::new(47);
+    let (v, old) = (random.normals(rows * width), rounded(&random.normals(POOL_ROWS * width)));
+    let (all, starts, stride) = columns(rows, &[&v, &case.q_proj, &case.k_proj]);
+    let all = gpu.up(&all)?;
+    let v_rows = rows_of!(all, rows, starts[0], width, stride);
+    let q = rows_of!(all, rows, starts[1], case.q_proj.len() / rows, stride);
+    let k = rows_of!(all, rows, starts[2], width, stride);
+    let inputs = [&q, &k, &v_rows].map(|data| Rows { data, stride });
+    let (q_weight, k_weight) = (gpu.up(&case.weights[0])?, gpu.up(&case.weights[1])?);
+    let (freq, positions) = (gpu.up(&[&case.freq[..], &[0.0]].concat())?, gpu.up(&case.positions)?);
+    let on_device = gpu.up(&DESTINATIONS)?;
+    let (q_weight, k_weight) = (q_weight.as_view(), k_weight.as_view());
+    let [q_norm, k_norm] =
+        [&q_weight, &k_weight].map(|weight| Norm { weight, eps: EPS, unit_offset: case.gated });
+    let op = QkNormRope {
+        dims: case.dims,
+        gated: case.gated,
+        q_norm,
+        k_norm,
+        inv_freq: &freq.slice(..case.freq.len()),
+        positions: &positions.as_view(),
+    };
+    let to = Destinations { host: &DESTINATIONS, on_device: &on_device.as_view() };
+    let (mut keys, mut values) = (gpu.up(&old)?, gpu.up(&old)?);
+    let mut out = gpu.up(&rounded(&vec![f32::NAN; q_want.len()]))?;
+    let pools = [&mut keys.as_view_mut(), &mut values.as_view_mut()];
+    launch::qk_norm_rope_append(gpu.0, op, inputs, to, &mut out.as_view_mut(), pools).map_err(text)?;
+    let what = format!("{} values a head", case.dims.head_dim);
+    for (name, got, want) in [
+        ("queries", gpu.down(&out)?, rounded(&q_want)),
+        ("keys", gpu.down(&keys)?, appended(&old, &rounded(&k_want))),
+        ("values", gpu.down(&values)?, appended(&old, &rounded(&v))),
+    ] {
+        if got != want {
+            return Err(format!("{name}, {what}: not those of the two steps"));
+        }
+    }
+    Ok(())
+}
+
+fn rope_append(stream: &Arc<CudaStream>) -> Outcome {
+    for shape in [(true, 256, 32), (false, 128, 64), (true, 6, 2), (false, 7, 3), (false, 8, 0)] {
+        let case = RopeCase::new(shape, &POSITIONS)?;
+        rope_append_as::<f32>(Gpu(stream), &case, |x| x)?;
+        rope_append_as::<bf16>(Gpu(stream), &case, bf16::from_f32)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Keys and values of one attention layer.
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{AttnDims, DevicePaths, kv_append_pair, kv_compact};
+use canopy_candle::{AttnDims, CacheRows, DevicePaths, QkNormRope, kv_compact, qk_norm_rope_append};
 
 use crate::Result;
 
@@ -23,16 +23,17 @@ impl KvPool {
         Ok(Self { keys, values: Tensor::zeros(shape, dtype, device)?, capacity })
     }
 
-    /// Writes packed rows `[N, Hkv, D]`, rounded to the pools' dtype, at `starts` of their slots.
-    pub fn append(
+    /// Norms and rotates packed queries and keys, writes the keys and the values to `rows`, and gives the queries `[N, Hq, D]`.
+    pub fn append_rotated(
         &self,
-        keys: &Tensor,
-        values: &Tensor,
-        cu_rows: &[i32],
-        slots: &[i32],
-        starts: &[i32],
-    ) -> Result<()> {
-        Ok(kv_append_pair((&self.keys, &self.values), (keys, values), cu_rows, slots, starts)?)
+        rope: &QkNormRope,
+        [q_proj, k_proj, v_proj]: [&Tensor; 3],
+        positions: &[i32],
+        rows: CacheRows<'_>,
+    ) -> Result<Tensor> {
+        let v = v_proj.reshape((positions.len(), rope.dims.kv_heads, rope.dims.head_dim))?;
+        let pools = (&self.keys, &self.values);
+        Ok(qk_norm_rope_append(rope, [q_proj, k_proj, &v], positions, pools, rows)?)
     }
 
     /// Moves accepted rows to the front of the window that starts at `prefix_lens`.

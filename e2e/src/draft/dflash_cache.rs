@@ -1,7 +1,7 @@
 //! The drafter's own cache: keys and values of every committed token's features, for every layer.
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{AttnDims, DraftBlocks};
+use canopy_candle::{AttnDims, CacheRows, DraftBlocks};
 
 use crate::cache::KvPool;
 use crate::target::{Snapshot, tensor_bytes};
@@ -23,6 +23,11 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    /// As the ops take them.
+    pub(super) fn cache_rows(&self) -> CacheRows<'_> {
+        CacheRows { cu_rows: &self.cu_rows, slots: &self.slots, starts: &self.starts }
+    }
+
     /// Absolute position of every row; a context or block row's position is its place in the slot.
     pub(super) fn positions(&self) -> Vec<i32> {
         let counts = self.cu_rows.windows(2).map(|pair| pair[1] - pair[0]);

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DraftBlocks, NormKind, PackedLinear, QkNormRope, add_rms_norm, block_attention,
-    qk_norm_rope, swiglu,
+    swiglu,
 };
 
 use super::dflash_cache::Rows;
@@ -105,8 +105,8 @@ impl DFlashLayer {
         features: &Tensor,
     ) -> Result<()> {
         let [k_proj, v] = pair(self.kv_proj.forward(features)?)?;
-        let (_, k) = qk_norm_rope(&self.key_rope, &k_proj, &k_proj, positions)?;
-        self.append(pool, rows, &k, v)
+        pool.append_rotated(&self.key_rope, [&k_proj, &k_proj, &v], positions, rows.cache_rows())?;
+        Ok(())
     }
 
     /// One layer for block rows: residual stream and its normed rows, both `[rows, hidden]`, in; the stream after
@@ -122,20 +122,16 @@ impl DFlashLayer {
         let (eps, kind) = (self.rope.eps, self.rope.kind);
         let q_proj = self.q_proj.forward_one(normed)?;
         let [k_proj, v] = pair(self.kv_proj.forward(normed)?)?;
-        let (q, k) = qk_norm_rope(&self.rope, &q_proj, &k_proj, block.positions)?;
-        self.append(pool, block.rows, &k, v)?;
+        let rows = block.rows.cache_rows();
+        let q = pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], block.positions, rows)?;
         let attn = block_attention(block.blocks, self.mask, self.dims, &q, &pool.keys, &pool.values)?;
-        let mixed = self.o_proj.forward_one(&keep(attn.flatten_from(1)?, kept)?)?;
+        let attn = keep(attn.flatten_from(1)?, kept)?.to_dtype(stream.dtype())?;
+        let mixed = self.o_proj.forward_one(&attn)?;
         let stream = keep(stream.clone(), kept)?;
         let (stream, normed) = add_rms_norm(&mixed, &stream, &self.post_norm, eps, kind)?;
         let [gate, up] = pair(self.gate_up.forward(&normed)?)?;
         let mixed = self.down.forward_one(&swiglu(&gate, &up)?)?;
         Ok(add_rms_norm(&mixed, &stream, next_norm, eps, kind)?)
-    }
-
-    fn append(&self, pool: &KvPool, rows: &Rows, k: &Tensor, v: Tensor) -> Result<()> {
-        let v = v.reshape((v.dim(0)?, self.dims.kv_heads, self.dims.head_dim))?;
-        pool.append(k, &v, &rows.cu_rows, &rows.slots, &rows.starts)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use canopy_candle::{
-    AttnDims, DevicePaths, NormKind, PackedLinear, QkNormRope, attn_gate, qk_norm_rope, tree_attention,
+    AttnDims, CacheRows, DevicePaths, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention,
 };
 
 use super::Round;
@@ -59,15 +59,14 @@ impl GatedAttention {
     /// `x` `[N, hidden]`, normed -> `[N, hidden]`. Writes this round's keys and values after the committed ones.
     pub(super) fn verify(&self, round: &Round, x: &Tensor) -> Result<Tensor> {
         let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.forward(x)?)?;
-        let (q, k) = qk_norm_rope(&self.rope, &q_proj, &k_proj, &round.positions)?;
-        let v = v.reshape((v.dim(0)?, self.dims.kv_heads, self.dims.head_dim))?;
         let batch = round.tree.host();
-        self.pool.append(&k, &v, batch.cu_nodes(), batch.slots(), &round.prefix_lens)?;
+        let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: &round.prefix_lens };
+        let q = self.pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], &round.positions, rows)?;
         let (keys, values) = (&self.pool.keys, &self.pool.values);
         let out = tree_attention(&round.tree, self.dims, &round.prefix_lens, &q, keys, values)?;
         let out = match self.rope.gated {
             true => attn_gate(self.dims, &out, &q_proj)?,
-            false => out.flatten_from(1)?,
+            false => out.flatten_from(1)?.to_dtype(q_proj.dtype())?,
         };
         Ok(self.o_proj.forward_one(&out)?)
     }
