@@ -48,6 +48,7 @@ template <typename T>
 __device__ __forceinline__ void rope_head(const RopeArgs& a, const float* q_proj, const float* k_proj, const float* v_proj,
                                           const float* q_weight, const float* k_weight, const float* inv_freq, int position, T* q,
                                           T* k, T* v) {
+    next_may_begin();
     __shared__ __align__(16) float normed[kWarps][kHeadDim];
     __shared__ float cosines[kHeadDim / 2], sines[kHeadDim / 2];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim, head = blockIdx.y * kWarps + warp;
