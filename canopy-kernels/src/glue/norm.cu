@@ -28,8 +28,8 @@ template <int Warps, Step S, bool Whole>
 __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, const float* other, const float* weight, float* sum,
                                             float* out) {
     constexpr uint32_t team = Warps * 32;
-    // Gated rows are heads, one warp each; a larger team would run out of registers.
-    constexpr bool late = S == Step::gated && Warps > 1;
+    // Gated rows are heads, one warp each; larger teams would run out of registers.
+    constexpr bool late = S == Step::gated && Warps > 1, latest = late && Warps == 32;
     const uint32_t t = threadIdx.x % team;
     float4 kept[kKept], extra[kKept], factor[kKept];
     float total = 0.f;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, c
         const uint32_t at = (t + j * team) * 4;
         kept[j] = load_quad(x, at, a.width, Whole);
         if (S != Step::plain && !late) extra[j] = load_quad(other, at, a.width, Whole);
-        factor[j] = load_quad(weight, at, a.width, Whole);
+        if (!latest) factor[j] = load_quad(weight, at, a.width, Whole);
     }
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
@@ -53,7 +53,8 @@ __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, c
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
         const uint32_t at = (t + j * team) * 4;
-        const float4 w = factor[j] + make_float4(a.offset, a.offset, a.offset, a.offset);
+        const float4 offset = make_float4(a.offset, a.offset, a.offset, a.offset);
+        const float4 w = (latest ? load_quad(weight, at, a.width, Whole) : factor[j]) + offset;
         float4 y = scaled(kept[j], inverse) * w;
         if (S == Step::gated) y = y * silu(late ? load_quad(other, at, a.width, Whole) : extra[j]);
         store_quad(out, at, a.width, Whole, y);
