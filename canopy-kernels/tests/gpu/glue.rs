@@ -389,7 +389,7 @@ fn steps(gpu: Gpu<'_>, first: usize, rows: usize, spoil: impl Fn(&mut [f32])) ->
     };
     let (x, z, q_proj) = (gpu.up(&take(1, WIDTH))?, gpu.up(&take(2, WIDTH))?, gpu.up(&take(3, 2 * WIDTH))?);
     let dims = AttnDims::new(HEADS, 1, D).map_err(text)?;
-    let mut outs = vec![gpu.nans(rows * WIDTH)?, gpu.nans(rows * WIDTH)?];
+    let mut outs = [gpu.nans(rows * WIDTH)?, gpu.nans(rows * WIDTH)?];
     let (gate, up) = (x.as_view(), z.as_view());
     let [gate, up] = [&gate, &up].map(|data| Rows { data, stride: WIDTH });
     launch::swiglu(gpu.0, WIDTH, gate, up, &mut outs[0].as_view_mut()).map_err(text)?;
