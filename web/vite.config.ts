@@ -41,7 +41,7 @@ export default defineConfig({
   test: {
     projects: [
       { test: { name: "unit", include: ["tests/unit/**/*.test.ts"] } },
-      { test: { name: "browser", include: ["tests/browser/**/*.test.ts"], testTimeout: 120_000, hookTimeout: 120_000, fileParallelism: false, expect: { poll: { timeout: 30_000, interval: 20 } } } },
+      { test: { name: "browser", include: ["tests/browser/**/*.test.ts"], testTimeout: 240_000, hookTimeout: 240_000, fileParallelism: false, expect: { poll: { timeout: 100_000, interval: 20 } } } },
     ],
   },
 });

@@ -26,7 +26,7 @@ export interface Watch {
 /** Opens the page and waits until it is ready. */
 export async function openPage(browser: Browser, url: string, size: { width: number; height: number }, colorScheme: "light" | "dark" = "light"): Promise<{ page: Page; watch: Watch }> {
   const context = await browser.newContext({ viewport: { width: size.width, height: size.height }, colorScheme, reducedMotion: "reduce" });
-  context.setDefaultTimeout(60_000);
+  context.setDefaultTimeout(100_000);
   const page = await context.newPage();
   const watch: Watch = { errors: [], outside: [] };
   page.on("pageerror", (error) => watch.errors.push(error.message));
