@@ -12,15 +12,21 @@ use canopy_candle::{AcceptedPaths, DraftTree, TreeBatch};
 pub struct Inputs {
     room: &'static str,
     tensors: BTreeMap<String, Tensor>,
+    device: Device,
     asked: RefCell<BTreeSet<&'static str>>,
 }
 
 impl Inputs {
-    /// Reads a whole file.
-    pub fn read(room: &'static str, path: &Path) -> Result<Self> {
+    /// Reads a whole file; float tensors go to `device`.
+    pub fn read(room: &'static str, path: &Path, device: Device) -> Result<Self> {
         let tensors = candle_core::safetensors::load(path, &Device::Cpu)
             .with_context(|| format!("{room}: input {}", path.display()))?;
-        Ok(Self { room, tensors: tensors.into_iter().collect(), asked: RefCell::default() })
+        Ok(Self { room, tensors: tensors.into_iter().collect(), device, asked: RefCell::default() })
+    }
+
+    /// Where the op runs.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// A float tensor of the rank that `shape` spells, as in `[N, 2, Hv]`.
@@ -30,7 +36,7 @@ impl Inputs {
         if !float || tensor.rank() != shape.split(',').count() {
             return Err(self.wrong(name, "F32, BF16 or F16", shape, tensor));
         }
-        Ok(tensor.clone())
+        Ok(tensor.to_device(&self.device)?)
     }
 
     /// A list of integers.

@@ -27,6 +27,7 @@ Tensors in the input file (f32, bf16 or f16; counts and indices i32, i64 or u32)
   tree_attention     q [N, Hq, D], k_cache, v_cache [slots, capacity, Hkv, D], prefix_lens [B] -> out [N, Hq, D]
   block_attention    q [B block_size, Hq, D], k_cache, v_cache as above, slots [B], context_lens [B],
                      optional window [1] (absent = none), causal [1] (absent or 0 = bidirectional) -> out
+                     (on CUDA the caches and q are rounded to bf16)
   kv_compact         cache [slots, capacity, Hkv, D] or [slots, capacity, width], prefix_lens [B], paths -> cache
 
 Example:
@@ -45,7 +46,7 @@ pub struct OpArgs {
     /// Where the outputs go
     #[arg(long, value_name = "G.safetensors")]
     pub out: PathBuf,
-    /// Form of the delta rule (tree_gdn): walk (the default), solve, or a solver's name
+    /// Form of the delta rule (tree_gdn): walk (the CPU's default), solve (CUDA's), or a solver's name
     #[arg(long, value_name = "V")]
     pub variant: Option<String>,
     /// Solver of the triangular system (tree_gdn; implies --variant solve, whose default is forward): dense, forward,
@@ -108,6 +109,7 @@ impl OpArgs {
             bail!("{}: --variant and --solve, expected: tree_gdn only, got: them here", self.room.name());
         }
         match (self.variant.as_deref(), self.solve.as_deref()) {
+            (None, None) if self.device == DeviceArg::Cuda => Ok(Variant::Solve(Solve::Forward)),
             (None, None) => Ok(Variant::from_env()?),
             (Some("solve"), None) => Ok(Variant::Solve(Solve::Forward)),
             (Some(variant), None) => variant.parse().context("tree_gdn: --variant"),
@@ -128,10 +130,12 @@ impl OpArgs {
 /// A file that cannot be read or written, a missing, wrong or unknown tensor, a device without kernels.
 pub fn run(args: &OpArgs) -> Result<()> {
     let (room, variant) = (args.room, args.variant()?);
-    if args.device == DeviceArg::Cuda {
-        bail!("{}: --device, expected: cpu, got: cuda; this build has no CUDA kernels", room.name());
-    }
-    let inputs = file::Inputs::read(room.name(), &args.input)?;
+    let device = match args.device {
+        DeviceArg::Cpu => "cpu",
+        DeviceArg::Cuda => "cuda",
+    };
+    let device = canopy_e2e::device::parse(device).with_context(|| format!("{}: --device", room.name()))?;
+    let inputs = file::Inputs::read(room.name(), &args.input, device)?;
     let outputs = match room {
         Room::TreeGdn => rooms::tree_gdn(&inputs, variant)?,
         Room::TreeGdnSerial => rooms::tree_gdn_serial(&inputs)?,

@@ -1,7 +1,7 @@
 //! Per room: its inputs, its op, its outputs.
 
 use anyhow::{Context, Result};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Tensor};
 use canopy_candle::{AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, GdnDims, TreeBatch, Variant};
 
 use super::file::Inputs;
@@ -45,12 +45,12 @@ impl Gdn {
 
 fn paths(inputs: &Inputs, batch: &TreeBatch) -> Result<Option<DevicePaths>> {
     let paths = inputs.paths(batch)?;
-    Ok(paths.map(|paths| DevicePaths::new(paths, &Device::Cpu)).transpose()?)
+    Ok(paths.map(|paths| DevicePaths::new(paths, inputs.device())).transpose()?)
 }
 
 pub fn tree_gdn(inputs: &Inputs, variant: Variant) -> Result<Outputs> {
     let Gdn { batch, paths, dims, qkv, gates, state } = Gdn::read(inputs)?;
-    let tree = DeviceTree::new(batch, &Device::Cpu)?;
+    let tree = DeviceTree::new(batch, inputs.device())?;
     let verified = canopy_candle::tree_gdn_verify(&tree, dims, variant, &qkv, &gates, &state)?;
     let mut outputs = Vec::new();
     if let Some(paths) = paths {
@@ -63,7 +63,7 @@ pub fn tree_gdn(inputs: &Inputs, variant: Variant) -> Result<Outputs> {
 
 pub fn tree_gdn_serial(inputs: &Inputs) -> Result<Outputs> {
     let Gdn { batch, paths, dims, qkv, gates, state } = Gdn::read(inputs)?;
-    let tree = DeviceTree::new(batch, &Device::Cpu)?;
+    let tree = DeviceTree::new(batch, inputs.device())?;
     let verified = canopy_candle::tree_gdn_serial_verify(&tree, dims, &qkv, &gates, &state)?;
     let mut outputs = Vec::new();
     if let Some(paths) = paths {
@@ -81,7 +81,7 @@ pub fn tree_conv(inputs: &Inputs) -> Result<Outputs> {
     let weight = inputs.float("weight", "[C, 4]")?;
     let conv_state = inputs.float("conv_state", "[slots, 3, C]")?;
     inputs.finish()?;
-    let tree = DeviceTree::new(batch, &Device::Cpu)?;
+    let tree = DeviceTree::new(batch, inputs.device())?;
     let mut outputs = vec![("out", canopy_candle::tree_conv(&tree, &x, &weight, &conv_state)?)];
     if let Some(paths) = paths {
         canopy_candle::tree_conv_commit(&conv_state, &paths, &x)?;
@@ -104,21 +104,27 @@ fn attn_dims(q: &Tensor, k_cache: &Tensor, room: &str) -> Result<AttnDims> {
     AttnDims::new(q_heads, kv_heads, head_dim).with_context(|| format!("{room}: tensors `q` and `k_cache`"))
 }
 
+/// A cache in the dtype that the device's kernels take.
+fn cache(inputs: &Inputs, name: &'static str) -> Result<Tensor> {
+    let cache = inputs.float(name, CACHE)?;
+    Ok(if inputs.device().is_cpu() { cache } else { cache.to_dtype(DType::BF16)? })
+}
+
 pub fn tree_attention(inputs: &Inputs) -> Result<Outputs> {
     let batch = inputs.batch()?;
     let q = inputs.float("q", "[N, Hq, D]")?;
-    let (k_cache, v_cache) = (inputs.float("k_cache", CACHE)?, inputs.float("v_cache", CACHE)?);
+    let (k_cache, v_cache) = (cache(inputs, "k_cache")?, cache(inputs, "v_cache")?);
     let prefix_lens = inputs.ints("prefix_lens", "[B]")?;
     inputs.finish()?;
     let dims = attn_dims(&q, &k_cache, "tree_attention")?;
-    let tree = DeviceTree::new(batch, &Device::Cpu)?;
+    let tree = DeviceTree::new(batch, inputs.device())?;
     let out = canopy_candle::tree_attention(&tree, dims, &prefix_lens, &q, &k_cache, &v_cache)?;
     Ok(vec![("out", out)])
 }
 
 pub fn block_attention(inputs: &Inputs) -> Result<Outputs> {
     let q = inputs.float("q", "[B block_size, Hq, D]")?;
-    let (k_cache, v_cache) = (inputs.float("k_cache", CACHE)?, inputs.float("v_cache", CACHE)?);
+    let (k_cache, v_cache) = (cache(inputs, "k_cache")?, cache(inputs, "v_cache")?);
     let slots = inputs.ints("slots", "[B]")?;
     let context_lens = inputs.ints("context_lens", "[B]")?;
     let window = inputs.optional_ints("window", "[1]")?;

@@ -313,7 +313,7 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
     let error = |args: OpArgs| format!("{:#}", op::run(&args).expect_err("refused"));
     assert_eq!(
         error(OpArgs { device: DeviceArg::Cuda, ..files.args() }),
-        "tree_conv: --device, expected: cpu, got: cuda; this build has no CUDA kernels"
+        "tree_conv: --device: device: cuda: expected a build with --features cuda, got one without"
     );
     assert_eq!(
         error(OpArgs { solve: Some("forward".into()), ..files.args() }),
