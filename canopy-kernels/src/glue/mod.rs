@@ -13,7 +13,8 @@
 //! cosines and sines are good to an f32's last place at every position below 2^22.
 //!
 //! On CUDA a warp, or a team of warps that the width alone chooses, owns a row; `kv_append` (rows of keys and values into
-//! their pools, narrowed to the pool's type) exists there only. The same bound and invariants hold: `tests/gpu/glue.rs`.
+//! their pools, rounded to the pool's type) and `qk_norm_rope_append` (both steps in one launch, with their bits) exist there
+//! only. The same bound and invariants hold: `tests/gpu/glue.rs`.
 //!
 //! Invariants:
 //! 1. Each step within 4e-7 (relative to the row's largest value) of the f64 oracle; positions up to 262,144.
