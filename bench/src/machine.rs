@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::Value;
 
 /// One machine and one build; a field is null where it cannot be found out.
 #[derive(Clone, Debug, Serialize)]
@@ -21,6 +22,8 @@ pub struct Record {
     pub memory_bytes: Option<u64>,
     /// Bytes read plus bytes written per second, two threads copying buffers far larger than the caches: the median.
     pub copy_bytes_per_s: f64,
+    /// Name, driver, clocks, temperature and power of the first CUDA device, as its driver's tool prints them.
+    pub gpu: Option<Value>,
     /// Operating system and architecture.
     pub platform: String,
     /// The compiler on this machine.
@@ -46,6 +49,7 @@ impl Record {
             simd: simd(),
             memory_bytes: proc_field("/proc/meminfo", "MemTotal").and_then(|text| kibibytes(&text)),
             copy_bytes_per_s: copy_rate(64 << 20, Duration::from_secs(1)),
+            gpu: gpu(),
             platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
             rustc: output("rustc", &["--version"]),
             commit: output("git", &["rev-parse", "HEAD"]),
@@ -53,6 +57,14 @@ impl Record {
             optimised: !cfg!(debug_assertions),
         })
     }
+}
+
+/// The first CUDA device as it is now; `None` without the driver's tool.
+pub fn gpu() -> Option<Value> {
+    let fields = "name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw";
+    let text = output("nvidia-smi", &[&format!("--query-gpu={fields}"), "--format=csv,noheader"])?;
+    let values = text.lines().next()?.split(", ").map(|value| Value::String(value.into()));
+    Some(Value::Object(fields.split(',').map(String::from).zip(values).collect()))
 }
 
 fn output(program: &str, args: &[&str]) -> Option<String> {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use canopy_bench::{contract, machine, op};
+use canopy_bench::{contract, dispatch, machine, op};
 use clap::{Parser, Subcommand};
 
 const HELP: &str = "\
@@ -30,9 +30,20 @@ enum Command {
     Env,
     /// Runs the kernel contract: every gate on every kernel, and the faults planted to turn each gate red
     Contract(contract::ContractArgs),
+    /// Writes the dispatch table of the GDN kernels from measured rows
+    Dispatch(dispatch::DispatchArgs),
     /// Checks and times the CUDA kernels of the GDN layer over tree shapes and batch sizes
     #[cfg(feature = "cuda")]
     Sweep(canopy_bench::gpu::SweepArgs),
+    /// Times the serial baseline against the one-launch solve over depth and width, and writes the dispatch table
+    #[cfg(feature = "cuda")]
+    Crossover(canopy_bench::gpu::CrossoverArgs),
+    /// Allocates what verify leaves for commit, both ways, and reads the device's free memory before and after
+    #[cfg(feature = "cuda")]
+    Memory(canopy_bench::gpu::MemoryArgs),
+    /// Verifies and commits random trees round after round, and compares the states with a float64 run
+    #[cfg(feature = "cuda")]
+    Drift(canopy_bench::gpu::DriftArgs),
 }
 
 fn main() -> ExitCode {
@@ -51,8 +62,15 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Example(args) => op::example(&args)?,
         Command::Env => println!("{}", serde_json::to_string(&machine::Record::take()?)?),
         Command::Contract(args) => return contract::run(&args),
+        Command::Dispatch(args) => dispatch::run(&args)?,
         #[cfg(feature = "cuda")]
-        Command::Sweep(args) => canopy_bench::gpu::run(&args)?,
+        Command::Sweep(args) => canopy_bench::gpu::sweep(&args)?,
+        #[cfg(feature = "cuda")]
+        Command::Crossover(args) => canopy_bench::gpu::crossover(&args)?,
+        #[cfg(feature = "cuda")]
+        Command::Memory(args) => canopy_bench::gpu::memory(&args)?,
+        #[cfg(feature = "cuda")]
+        Command::Drift(args) => canopy_bench::gpu::drift(&args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

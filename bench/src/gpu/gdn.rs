@@ -2,41 +2,18 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use canopy_kernels::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
 use canopy_kernels::tree_gdn::{Schedule, fused, launch};
+use canopy_kernels::tree_gdn_serial::launch as serial;
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
 
+use super::variant::Variant;
+
 /// Bytes that one turn through the sets must exceed, so that every launch finds its inputs outside the L2 cache.
 const ROTATE: usize = 240 << 20;
-
-/// One kernel under test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
-    /// Gram matrices, then the blocked solve: two launches, f32 throughout.
-    Split,
-    /// One launch, f32-class, with blocks of this many value columns.
-    FusedA(usize, Schedule),
-    /// One launch, state rounded to bf16, bf16 outputs.
-    FusedB(usize, Schedule),
-    /// Accepted path into the pool.
-    Commit,
-}
-
-impl Variant {
-    /// Name in results.
-    pub fn name(self) -> String {
-        let schedule = |s| if s == Schedule::Levels { "levels" } else { "chains" };
-        match self {
-            Self::Split => "split-f32".into(),
-            Self::FusedA(columns, s) => format!("fused-a-v{columns}-{}", schedule(s)),
-            Self::FusedB(columns, s) => format!("fused-b-v{columns}-{}", schedule(s)),
-            Self::Commit => "commit".into(),
-        }
-    }
-}
 
 struct Set {
     qkv: CudaSlice<bf16>,
@@ -48,6 +25,20 @@ struct Set {
     g_cum: CudaSlice<f32>,
 }
 
+impl Set {
+    fn copy(&self, stream: &Arc<CudaStream>) -> Result<Self> {
+        Ok(Self {
+            qkv: stream.clone_dtod(&self.qkv)?,
+            gates: stream.clone_dtod(&self.gates)?,
+            state: stream.clone_dtod(&self.state)?,
+            o: stream.clone_dtod(&self.o)?,
+            o16: stream.clone_dtod(&self.o16)?,
+            u: stream.clone_dtod(&self.u)?,
+            g_cum: stream.clone_dtod(&self.g_cum)?,
+        })
+    }
+}
+
 /// Inputs and outputs of one (tree, batch) shape.
 pub struct Case {
     dims: GdnDims,
@@ -57,11 +48,13 @@ pub struct Case {
     paths: AcceptedPaths,
     on_device: PathsOnDevice,
     scratch: CudaSlice<f32>,
+    /// Every node's state, once a variant that keeps them was asked for.
+    snapshots: Option<CudaSlice<f32>>,
     sets: Vec<Set>,
 }
 
 /// Cheap reproducible noise, about normal.
-fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
+pub fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..n).map(move |_| {
         x ^= x << 13;
@@ -72,13 +65,21 @@ fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
     })
 }
 
+/// The 9B model's heads.
+///
+/// # Errors
+/// None that can happen: the sizes fit each other.
+pub fn dims() -> Result<GdnDims> {
+    Ok(GdnDims::new(16, 32, 128, 128)?)
+}
+
 impl Case {
     /// `sequences` copies of `tree` at the 9B model's head counts; an accepted path of up to eight nodes each.
     ///
     /// # Errors
     /// From the driver.
     pub fn new(stream: &Arc<CudaStream>, tree: &DraftTree, sequences: usize) -> Result<Self> {
-        let dims = GdnDims::new(16, 32, 128, 128)?;
+        let dims = dims()?;
         let batch = TreeBatch::new(vec![tree.clone(); sequences], (0..sequences as i32).collect())?;
         let rows = batch.rows();
         let qkv: Vec<bf16> = noise(rows * dims.qkv_width(), 1).map(bf16::from_f32).collect();
@@ -92,24 +93,24 @@ impl Case {
         let paths = AcceptedPaths::new(&batch, &vec![path; sequences])?;
         let planes = rows * dims.v_heads;
         let bytes = 2 * qkv.len() + 4 * (gates.len() + state.len() + 2 * planes * dims.dv);
-        let sets = (0..ROTATE / bytes + 2)
-            .map(|_| {
-                Ok(Set {
-                    qkv: stream.clone_htod(&qkv)?,
-                    gates: stream.clone_htod(&gates)?,
-                    state: stream.clone_htod(&state)?,
-                    o: stream.clone_htod(&vec![f32::NAN; planes * dims.dv])?,
-                    o16: stream.clone_htod(&vec![bf16::NAN; planes * dims.dv])?,
-                    u: stream.clone_htod(&vec![f32::NAN; planes * dims.dv])?,
-                    g_cum: stream.clone_htod(&vec![f32::NAN; planes])?,
-                })
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let mut sets = vec![Set {
+            qkv: stream.clone_htod(&qkv)?,
+            gates: stream.clone_htod(&gates)?,
+            state: stream.clone_htod(&state)?,
+            o: stream.alloc_zeros(planes * dims.dv)?,
+            o16: stream.alloc_zeros(planes * dims.dv)?,
+            u: stream.alloc_zeros(planes * dims.dv)?,
+            g_cum: stream.alloc_zeros(planes)?,
+        }];
+        for _ in 0..ROTATE / bytes + 1 {
+            sets.push(sets[0].copy(stream)?);
+        }
         Ok(Self {
             levels: TreeOnDevice::with_schedule(stream, &batch, |_| Schedule::Levels)?,
             chains: TreeOnDevice::with_schedule(stream, &batch, |_| Schedule::Chains)?,
             on_device: PathsOnDevice::new(stream, &paths)?,
             scratch: stream.alloc_zeros(launch::scratch_len(dims, &batch))?,
+            snapshots: None,
             dims,
             batch,
             paths,
@@ -117,9 +118,12 @@ impl Case {
         })
     }
 
-    /// Sets of inputs; a launch on set `n` works on `n % sets()`.
-    pub fn sets(&self) -> usize {
-        self.sets.len()
+    /// Launches of a variant that make a cold and a warm graph. Cold ones visit every set, unless one launch alone sweeps the L2 cache.
+    pub fn launches(&self, variant: Variant) -> [usize; 2] {
+        match variant {
+            Variant::Snapshots(_) if self.snapshot_bytes() > ROTATE => [2, 2],
+            _ => [self.sets.len().max(8), 20],
+        }
     }
 
     /// Bytes that verify leaves for commit, one layer: `u` and `g_cum`.
@@ -136,7 +140,7 @@ impl Case {
     pub fn fits(&self, stream: &Arc<CudaStream>, variant: Variant) -> bool {
         let (columns, schedule) = match variant {
             Variant::FusedA(columns, schedule) | Variant::FusedB(columns, schedule) => (columns, schedule),
-            Variant::Split | Variant::Commit => return true,
+            _ => return true,
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
         let most = self.batch.trees().iter().map(DraftTree::len).max().unwrap_or(0);
@@ -148,71 +152,130 @@ impl Case {
         needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes <= limit)
     }
 
-    /// One launch of `variant` on set `n`.
+    /// Room for every node's state, for the variants that keep them. Not while a graph is captured.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn reserve(&mut self, stream: &Arc<CudaStream>, variant: Variant) -> Result<()> {
+        let keeps = matches!(variant, Variant::Snapshots(_) | Variant::SnapshotCommit);
+        if keeps && self.snapshots.is_none() {
+            // SAFETY: verify writes every element before commit reads one.
+            self.snapshots = Some(unsafe { stream.alloc(self.batch.rows() * self.dims.state_len()) }?);
+        }
+        Ok(())
+    }
+
+    /// One launch of `variant` on set `n`, counted round.
     ///
     /// # Errors
     /// From the launcher.
     pub fn launch(&mut self, stream: &Arc<CudaStream>, variant: Variant, n: usize) -> Result<()> {
         let at = n % self.sets.len();
-        let set = &mut self.sets[at];
+        let Set { qkv, gates, state, o, o16, u, g_cum } = &mut self.sets[at];
         let (dims, batch) = (self.dims, &self.batch);
         let tree = |s| if s == Schedule::Levels { &self.levels } else { &self.chains };
+        let (qkv, gates) = (qkv.as_view(), gates.as_view());
         macro_rules! fused {
             ($o:ident, $columns:expr, $schedule:expr) => {{
-                let buffers = fused::FusedBuffers {
-                    qkv: set.qkv.as_view(),
-                    gates: set.gates.as_view(),
-                    state: set.state.as_view(),
-                    o: set.$o.as_view_mut(),
-                    u: set.u.as_view_mut(),
-                    g_cum: set.g_cum.as_view_mut(),
-                };
+                let (o, u, g_cum) = ($o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+                let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };
                 fused::verify(stream, dims, batch, tree($schedule), $columns, buffers)?
             }};
         }
         match variant {
             Variant::Split => {
-                let buffers = launch::VerifyBuffers {
-                    qkv: set.qkv.as_view(),
-                    gates: set.gates.as_view(),
-                    state: set.state.as_view(),
-                    scratch: &mut self.scratch,
-                    o: set.o.as_view_mut(),
-                    u: set.u.as_view_mut(),
-                    g_cum: set.g_cum.as_view_mut(),
-                };
+                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+                let (state, scratch) = (state.as_view(), &mut self.scratch);
+                let buffers = launch::VerifyBuffers { qkv, gates, state, scratch, o, u, g_cum };
                 launch::verify(stream, dims, batch, &self.levels, buffers)?;
             }
             Variant::FusedA(columns, schedule) => fused!(o, columns, schedule),
             Variant::FusedB(columns, schedule) => fused!(o16, columns, schedule),
             Variant::Commit => {
-                let buffers = launch::CommitBuffers {
-                    qkv: set.qkv.as_view(),
-                    gates: set.gates.as_view(),
-                    u: set.u.as_view(),
-                    state: set.state.as_view_mut(),
-                };
+                let buffers =
+                    launch::CommitBuffers { qkv, gates, u: u.as_view(), state: state.as_view_mut() };
                 launch::commit(stream, dims, &self.paths, &self.on_device, buffers)?;
+            }
+            Variant::Snapshots(columns) => {
+                let snapshots =
+                    self.snapshots.as_mut().context("snapshots are reserved first")?.as_view_mut();
+                let (state, o) = (state.as_view(), o.as_view_mut());
+                let buffers = serial::SnapshotBuffers { qkv, gates, state, snapshots, o };
+                serial::verify(stream, dims, batch, &self.levels, columns, buffers)?;
+            }
+            Variant::Chain(columns) => {
+                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+                let state = serial::Pool::Read(state.as_view());
+                let buffers = serial::ChainBuffers { qkv, gates, state, o, u, g_cum };
+                serial::chain(stream, dims, batch, &self.levels, columns, buffers)?;
+            }
+            Variant::SnapshotCommit => {
+                let snapshots = self.snapshots.as_ref().context("snapshots are reserved first")?.as_view();
+                serial::commit(stream, dims, &self.paths, &self.on_device, snapshots, state.as_view_mut())?;
             }
         }
         Ok(())
     }
 
-    /// `o` and `u` of set 0 after one launch of `variant`, widened.
+    /// `o` of set 0 after one launch of `variant`, widened, and `u` where the variant writes it.
     ///
     /// # Errors
     /// From the launcher or the driver.
-    pub fn outputs(&mut self, stream: &Arc<CudaStream>, variant: Variant) -> Result<(Vec<f32>, Vec<f32>)> {
+    pub fn outputs(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        variant: Variant,
+    ) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
         let set = &mut self.sets[0];
         stream.memcpy_htod(&vec![f32::NAN; set.u.len()], &mut set.u)?;
         stream.memcpy_htod(&vec![f32::NAN; set.o.len()], &mut set.o)?;
+        self.reserve(stream, variant)?;
         self.launch(stream, variant, 0)?;
         let set = &self.sets[0];
         let o = match variant {
             Variant::FusedB(..) => stream.clone_dtoh(&set.o16)?.into_iter().map(bf16::to_f32).collect(),
             _ => stream.clone_dtoh(&set.o)?,
         };
-        Ok((o, stream.clone_dtoh(&set.u)?))
+        let u =
+            if matches!(variant, Variant::Snapshots(_)) { None } else { Some(stream.clone_dtoh(&set.u)?) };
+        Ok((o, u))
+    }
+}
+
+/// Distances of a variant's `o` and `u` from the split f32 design's.
+#[derive(Clone, Copy, Debug)]
+pub struct Parity {
+    /// Of `o`.
+    pub o: f64,
+    /// Of `u`, where the variant writes it.
+    pub u: Option<f64>,
+}
+
+/// What the split f32 design gives, and the check of the others against it.
+pub struct Truth(Vec<f32>, Option<Vec<f32>>);
+
+impl Truth {
+    /// Runs the split design.
+    ///
+    /// # Errors
+    /// From the launcher or the driver.
+    pub fn new(stream: &Arc<CudaStream>, case: &mut Case) -> Result<Self> {
+        let (o, u) = case.outputs(stream, Variant::Split)?;
+        Ok(Self(o, u))
+    }
+
+    /// The distances of `variant`.
+    ///
+    /// # Errors
+    /// When they are outside its bound, or from the driver.
+    pub fn check(&self, stream: &Arc<CudaStream>, case: &mut Case, variant: Variant) -> Result<Parity> {
+        let (o, u) = case.outputs(stream, variant)?;
+        let want = self.1.as_deref().unwrap_or_default();
+        let parity = Parity { o: distance(&o, &self.0)?, u: u.map(|u| distance(&u, want)).transpose()? };
+        let bound = if matches!(variant, Variant::FusedB(..)) { 1e-2 } else { 1e-5 };
+        let worst = parity.o.max(parity.u.unwrap_or(0.0));
+        ensure!(worst <= bound, "{}: {parity:?}, bound {bound:.0e}", variant.name());
+        Ok(parity)
     }
 }
 

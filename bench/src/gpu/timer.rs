@@ -6,8 +6,21 @@ use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 use serde::Serialize;
 
-/// Replays before the first timed one.
-const WARM_UPS: usize = 25;
+/// Replays of every graph.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Before the first timed one.
+    pub warm_ups: usize,
+    /// Timed.
+    pub repeats: usize,
+}
+
+impl Pace {
+    /// What results are made with: 25 warm-ups.
+    pub fn full(repeats: usize) -> Self {
+        Self { warm_ups: 25, repeats }
+    }
+}
 
 /// Microseconds of one launch.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -58,25 +71,26 @@ pub fn capture(
     Ok(graph)
 }
 
-/// Replays the graphs in turn, `repeats` times each after the warm-ups, and divides by the launches that a graph holds.
+/// Replays the graphs in turn, the timed ones after the warm-ups, and divides by the launches that a graph holds.
 ///
 /// # Errors
 /// From the driver.
 pub fn interleaved(
     stream: &Arc<CudaStream>,
     graphs: &[(CudaGraph, usize)],
-    repeats: usize,
+    pace: Pace,
 ) -> Result<Vec<Timing>> {
     let event = || stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+    let Pace { warm_ups, repeats } = pace;
     let (start, stop) = (event()?, event()?);
     let mut samples = vec![Vec::with_capacity(repeats); graphs.len()];
-    for round in 0..WARM_UPS + repeats {
+    for round in 0..warm_ups + repeats {
         for ((graph, launches), samples) in graphs.iter().zip(&mut samples) {
             start.record(stream)?;
             graph.launch()?;
             stop.record(stream)?;
             stop.synchronize()?;
-            if round >= WARM_UPS {
+            if round >= warm_ups {
                 samples.push(f64::from(start.elapsed_ms(&stop)?) * 1e3 / *launches as f64);
             }
         }

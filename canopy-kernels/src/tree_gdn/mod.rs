@@ -46,6 +46,7 @@
 //! Limits: up to 256 nodes per tree, any number of sequences, any Hk, Hv, Dk, Dv; on the CPU f32 only.
 
 pub mod cpu;
+pub mod dispatch;
 #[cfg(feature = "cuda")]
 pub mod fused;
 #[cfg(feature = "cuda")]

@@ -1,0 +1,138 @@
+//! `canopy-bench crossover`: where the one-launch solve beats the serial walk, over depth and width.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use canopy_kernels::DraftTree;
+use clap::Args;
+use cudarc::driver::CudaStream;
+use serde_json::{Value, json};
+
+use super::gdn::{Case, Truth};
+use super::lines::Lines;
+use super::shapes;
+use super::timer::{self, Pace, Timing};
+use super::variant::Variant;
+
+/// The map to measure: trees are combs, a spine of the depth whose every node has `width` children; width 1 is a chain.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  canopy-bench crossover --batch 1,16 --json crossover.jsonl")]
+pub struct CrossoverArgs {
+    /// Depths
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128, 255])]
+    depths: Vec<usize>,
+    /// Children of every spine node
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 8, 16, 32, 64, 128, 255])]
+    widths: Vec<usize>,
+    /// Sequences of a batch
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16])]
+    batch: Vec<usize>,
+    /// Timed replays of the fastest variant of each kind
+    #[arg(long, default_value_t = 200)]
+    repeats: usize,
+    /// Appends one JSON line a cell to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// What is compared: every kind's variants, the fastest of which stands for it.
+fn kinds(tree: &DraftTree) -> Vec<(&'static str, Vec<Variant>)> {
+    let (a, b) = Variant::fused(tree.max_depth())
+        .into_iter()
+        .partition(|variant| matches!(variant, Variant::FusedA(..)));
+    let mut kinds =
+        vec![("snapshots", [32, 64].map(Variant::Snapshots).to_vec()), ("solve", a), ("solve_b", b)];
+    if tree.is_chain() {
+        kinds.push(("registers", [32, 64, 128].map(Variant::Chain).to_vec()));
+    }
+    kinds
+}
+
+/// Times every variant in cold graphs, interleaved.
+fn times(stream: &Arc<CudaStream>, case: &mut Case, variants: &[Variant], pace: Pace) -> Result<Vec<Timing>> {
+    let mut graphs = Vec::new();
+    for &variant in variants {
+        let [cold, _] = case.launches(variant);
+        graphs.push((timer::capture(stream, cold, |n| case.launch(stream, variant, n))?, cold));
+    }
+    timer::interleaved(stream, &graphs, pace)
+}
+
+/// The fastest variant of a kind by a few replays; the split design where no fused block fits.
+fn fastest(
+    stream: &Arc<CudaStream>,
+    case: &mut Case,
+    truth: &Truth,
+    variants: &[Variant],
+) -> Result<Option<Variant>> {
+    let mut fitting: Vec<Variant> =
+        variants.iter().copied().filter(|&variant| case.fits(stream, variant)).collect();
+    if fitting.is_empty() && variants.iter().any(|variant| matches!(variant, Variant::FusedA(..))) {
+        fitting.push(Variant::Split);
+    }
+    for &variant in &fitting {
+        truth.check(stream, case, variant)?;
+    }
+    if fitting.len() < 2 {
+        return Ok(fitting.first().copied());
+    }
+    let times = times(stream, case, &fitting, Pace { warm_ups: 2, repeats: 5 })?;
+    Ok(fitting
+        .iter()
+        .zip(&times)
+        .min_by(|a, b| a.1.us_median.total_cmp(&b.1.us_median))
+        .map(|(&variant, _)| variant))
+}
+
+fn cell(stream: &Arc<CudaStream>, tree: &DraftTree, batch: usize, repeats: usize) -> Result<Value> {
+    let mut case = Case::new(stream, tree, batch)?;
+    let truth = Truth::new(stream, &mut case)?;
+    let mut chosen = Vec::new();
+    for (kind, variants) in kinds(tree) {
+        if let Some(variant) = fastest(stream, &mut case, &truth, &variants)? {
+            chosen.push((kind, variant));
+        }
+    }
+    let variants: Vec<Variant> = chosen.iter().map(|&(_, variant)| variant).collect();
+    let times = times(stream, &mut case, &variants, Pace::full(repeats))?;
+    let mut row = json!({"schema": 1, "case": "crossover", "shape": "comb", "nodes": tree.len(), "depth": tree.max_depth(),
+        "batch": batch, "repeats": repeats});
+    for (&(kind, variant), time) in chosen.iter().zip(&times) {
+        row[kind] = variant.name().into();
+        row[format!("us_{kind}")] = time.us_median.into();
+        row[format!("us_{kind}_p10")] = time.us_p10.into();
+        row[format!("us_{kind}_p90")] = time.us_p90.into();
+    }
+    let serial = ["snapshots", "registers"].iter().filter_map(|kind| row[format!("us_{kind}")].as_f64());
+    row["us_serial"] = serial.reduce(f64::min).context("a serial time")?.into();
+    ensure!(row["us_solve"].is_number(), "no one-solve time");
+    Ok(row)
+}
+
+/// Measures the map and prints a line a cell; rows go to `--json`.
+///
+/// # Errors
+/// A variant outside its bound, or the driver.
+pub fn run(args: &CrossoverArgs) -> Result<()> {
+    let stream = timer::stream().context("a CUDA device")?;
+    let mut lines = Lines::open(args.json.as_deref())?;
+    println!(
+        "{:>6} {:>6} {:>6} {:>6} {:>12} {:>12} {:>12}",
+        "batch", "depth", "width", "nodes", "serial us", "tier A us", "tier B us"
+    );
+    for &batch in &args.batch {
+        for &depth in &args.depths {
+            for &width in &args.widths {
+                let Some(tree) = shapes::comb(depth, width)? else { continue };
+                let mut row = cell(&stream, &tree, batch, args.repeats)?;
+                row["width"] = width.into();
+                let us = |name: &str| row[name].as_f64().map_or("-".into(), |us| format!("{us:.2}"));
+                let [serial, a, b] = ["us_serial", "us_solve", "us_solve_b"].map(us);
+                println!("{batch:>6} {depth:>6} {width:>6} {:>6} {serial:>12} {a:>12} {b:>12}", tree.len());
+                lines.write(row)?;
+            }
+        }
+    }
+    lines.finish()
+}

@@ -1,0 +1,75 @@
+//! Names of the kernels under test.
+
+use canopy_kernels::tree_gdn::Schedule;
+
+/// One kernel under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// Gram matrices, then the blocked solve: two launches, f32 throughout.
+    Split,
+    /// One launch, f32-class, with blocks of this many value columns.
+    FusedA(usize, Schedule),
+    /// One launch, state rounded to bf16, bf16 outputs.
+    FusedB(usize, Schedule),
+    /// Accepted path into the pool.
+    Commit,
+    /// Node by node, every node's state kept, with blocks of this many value columns.
+    Snapshots(usize),
+    /// Node by node along a chain, the state in registers, with blocks of this many value columns.
+    Chain(usize),
+    /// The accepted node's snapshot into the pool.
+    SnapshotCommit,
+}
+
+impl Variant {
+    /// Name in results.
+    pub fn name(self) -> String {
+        let schedule = |s| if s == Schedule::Levels { "levels" } else { "chains" };
+        match self {
+            Self::Split => "split-f32".into(),
+            Self::FusedA(columns, s) => format!("fused-a-v{columns}-{}", schedule(s)),
+            Self::FusedB(columns, s) => format!("fused-b-v{columns}-{}", schedule(s)),
+            Self::Commit => "commit".into(),
+            Self::Snapshots(columns) => format!("serial-snapshots-v{columns}"),
+            Self::Chain(columns) => format!("serial-chain-v{columns}"),
+            Self::SnapshotCommit => "serial-commit".into(),
+        }
+    }
+
+    /// Case in results.
+    pub fn case(self) -> &'static str {
+        match self {
+            Self::Split | Self::FusedA(..) | Self::FusedB(..) => "tree_gdn.verify",
+            Self::Commit => "tree_gdn.commit",
+            Self::Snapshots(_) | Self::Chain(_) => "tree_gdn_serial.verify",
+            Self::SnapshotCommit => "tree_gdn_serial.commit",
+        }
+    }
+
+    /// Whether this writes a state pool instead of outputs.
+    pub fn commits(self) -> bool {
+        matches!(self, Self::Commit | Self::SnapshotCommit)
+    }
+
+    /// What may run on a tree: every verify, then both commits.
+    pub fn candidates(depth: usize, is_chain: bool) -> Vec<Self> {
+        let mut all = vec![Self::Split];
+        all.extend(Self::fused(depth));
+        all.extend([32, 64].map(Self::Snapshots));
+        if is_chain {
+            all.extend([32, 64, 128].map(Self::Chain));
+        }
+        all.extend([Self::Commit, Self::SnapshotCommit]);
+        all
+    }
+
+    /// The one-launch solves of both tiers.
+    pub fn fused(depth: usize) -> Vec<Self> {
+        let schedules: &[Schedule] =
+            if depth < 2 { &[Schedule::Levels] } else { &[Schedule::Levels, Schedule::Chains] };
+        let of = |&schedule| {
+            [32, 64, 128].map(|columns| [Self::FusedA(columns, schedule), Self::FusedB(columns, schedule)])
+        };
+        schedules.iter().flat_map(of).flatten().collect()
+    }
+}
