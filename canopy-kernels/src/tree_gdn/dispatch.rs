@@ -7,9 +7,12 @@ use std::sync::OnceLock;
 
 use super::Schedule;
 use crate::error::{Error, Result};
-use crate::{DraftTree, TreeBatch};
+use crate::{DraftTree, GdnDims, TreeBatch};
 
 const OP: &str = "tree-gdn-dispatch";
+
+/// Value heads of the model that the times were measured with.
+const MEASURED_HEADS: usize = 32;
 
 /// One way to verify a batch on CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +103,7 @@ pub struct Query {
     pub sm: u32,
     /// Type of `o`.
     pub dtype: Dtype,
-    /// Sequences.
+    /// Sequences of 32 value heads, the 9B model's; so many heads of other models count as one.
     pub batch: usize,
     /// Most nodes of one tree.
     pub nodes: usize,
@@ -112,12 +115,12 @@ pub struct Query {
 
 impl Query {
     /// The query of a batch.
-    pub fn new(sm: u32, dtype: Dtype, batch: &TreeBatch) -> Self {
+    pub fn new(sm: u32, dtype: Dtype, dims: GdnDims, batch: &TreeBatch) -> Self {
         let most = |of: fn(&DraftTree) -> usize| batch.trees().iter().map(of).max().unwrap_or(0);
         Self {
             sm,
             dtype,
-            batch: batch.sequences(),
+            batch: (batch.sequences() * dims.v_heads).div_ceil(MEASURED_HEADS),
             nodes: most(DraftTree::len),
             depth: most(DraftTree::max_depth),
             chains: batch.trees().iter().all(DraftTree::is_chain),
@@ -231,7 +234,7 @@ impl Row {
 mod tests {
     use super::{Design, Dtype, Query, Table};
     use crate::tree_gdn::Schedule;
-    use crate::{DraftTree, TreeBatch};
+    use crate::{DraftTree, GdnDims, TreeBatch};
 
     const TEXT: &str = "sm\tdtype\tbatch\tnodes\tdepth\tdesign\tus
 90\tf32\t1\t16\t15\tfused-v32-chains\t10
@@ -244,7 +247,8 @@ mod tests {
 
     fn query(batch: usize, tree: DraftTree) -> Query {
         let slots = (0..batch as i32).collect();
-        Query::new(90, Dtype::F32, &TreeBatch::new(vec![tree; batch], slots).unwrap())
+        let dims = GdnDims::new(16, 32, 128, 128).unwrap();
+        Query::new(90, Dtype::F32, dims, &TreeBatch::new(vec![tree; batch], slots).unwrap())
     }
 
     #[test]
