@@ -35,7 +35,7 @@ enum Command {
     /// Checks and times the CUDA kernels of the GDN layer over tree shapes and batch sizes
     #[cfg(feature = "cuda")]
     Sweep(canopy_bench::gpu::SweepArgs),
-    /// Times the serial baseline against the one-launch solve over depth and width, and writes the dispatch table
+    /// Times the serial baseline against the one-launch solve over depth and width
     #[cfg(feature = "cuda")]
     Crossover(canopy_bench::gpu::CrossoverArgs),
     /// Allocates what verify leaves for commit, both ways, and reads the device's free memory before and after

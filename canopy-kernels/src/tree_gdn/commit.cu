@@ -4,27 +4,11 @@
 // time in shared memory (12 KiB with the sums). The sum runs along the path, root first. k is normalised again in f32 from qkv.
 #include "args.cuh"
 #include "canopy/gdn_rows.cuh"
+#include "replay.cuh"
 
 namespace canopy {
 
 constexpr int kStage = 16;
-constexpr int kPath = 256;
-
-// later[j] = g of path entries j .. length - 1, by doubling; later[length] = 0.
-__device__ const float* suffix_sums(float (*buffer)[kPath + 1], const float* gates, const int* path, int length, uint32_t v_heads,
-                                    uint32_t hv) {
-    const int j = threadIdx.x;
-    if (j < length) buffer[0][j] = gates[(size_t)path[j] * 2 * v_heads + hv];
-    if (j == 0) buffer[0][length] = buffer[1][length] = 0.f;
-    __syncthreads();
-    int now = 0;
-    for (int reach = 1; reach < length; reach *= 2) {
-        if (j < length) buffer[now ^ 1][j] = buffer[now][j] + (j + reach < length ? buffer[now][j + reach] : 0.f);
-        __syncthreads();
-        now ^= 1;
-    }
-    return buffer[now];
-}
 
 template <typename T>
 __device__ void commit(CommitArgs a, const T* qkv, const float* gates, const float* u, const int* path, const int* cu_rows,
@@ -40,7 +24,7 @@ __device__ void commit(CommitArgs a, const T* qkv, const float* gates, const flo
     const size_t width = qkv_width(a.k_heads, a.v_heads);
     const int dv0 = blockIdx.x * 32;
     float* s = state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
-    const float* later = suffix_sums(suffix, gates, path + begin, length, a.v_heads, hv);
+    const float* later = suffix_sums<256>(suffix, gates, path + begin, length, a.v_heads, hv);
     const float decay = expf(later[0]);
     float4 acc[4];
 #pragma unroll

@@ -1,14 +1,18 @@
-//! Launch of the fused design: one kernel a call, bf16 rows.
+//! Launches of the fused design: one kernel a call, bf16 rows; with or without the commit of the round before.
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{
+    CudaFunction, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys,
+};
 use half::bf16;
 
-use crate::cuda::{Kernels, TreeOnDevice};
-use crate::{Error, GdnDims, Result, TreeBatch};
+use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::error::expect_len;
+use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
 
 const OP: &str = "tree-gdn-fused";
+const BUILT: &str = "32 or 64 columns to 256 nodes, 128 columns to 128 nodes";
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -27,57 +31,100 @@ pub trait Tier: DeviceRepr {
     const PARTS: usize;
     /// Symbol of every block that is built, smallest first.
     const SYMBOLS: &'static [&'static str];
+    /// Symbol of every block that commits too, smallest first.
+    const COMMIT_SYMBOLS: &'static [&'static str];
 }
 
-/// Most nodes, value columns and threads of every block that `fused.cu` builds.
+/// Most nodes, value columns and threads of every block that one file builds, and the symbols of both tiers.
 macro_rules! blocks {
-    ($(($nodes:literal, $columns:literal, $threads:literal)),+ $(,)?) => {
-        const SHAPES: &[(usize, usize, u32)] = &[$(($nodes, $columns, $threads)),+];
-
-        impl Tier for f32 {
-            const PARTS: usize = 2;
-            const SYMBOLS: &'static [&'static str] =
-                &[$(concat!("tree_gdn_fused_n", $nodes, "_v", $columns, "_a_f32")),+];
-        }
-
-        impl Tier for bf16 {
-            const PARTS: usize = 1;
-            const SYMBOLS: &'static [&'static str] =
-                &[$(concat!("tree_gdn_fused_n", $nodes, "_v", $columns, "_b_bf16")),+];
-        }
+    ($prefix:literal, $shapes:ident, $a:ident, $b:ident, [$(($nodes:literal, $columns:literal, $threads:literal)),+ $(,)?]) => {
+        const $shapes: &[(usize, usize, u32)] = &[$(($nodes, $columns, $threads)),+];
+        const $a: &[&str] = &[$(concat!($prefix, "_n", $nodes, "_v", $columns, "_a_f32")),+];
+        const $b: &[&str] = &[$(concat!($prefix, "_n", $nodes, "_v", $columns, "_b_bf16")),+];
     };
 }
 
-blocks![
-    (16, 32, 128),
-    (32, 32, 256),
-    (64, 32, 256),
-    (128, 32, 256),
-    (256, 32, 256),
-    (64, 64, 256),
-    (128, 64, 256),
-    (256, 64, 512),
-    (16, 128, 256),
-    (32, 128, 256),
-    (64, 128, 256),
-    (128, 128, 512),
-];
+blocks!(
+    "tree_gdn_fused",
+    SHAPES,
+    SYMBOLS_A,
+    SYMBOLS_B,
+    [
+        (16, 32, 128),
+        (32, 32, 256),
+        (64, 32, 256),
+        (128, 32, 256),
+        (256, 32, 256),
+        (64, 64, 256),
+        (128, 64, 256),
+        (256, 64, 512),
+        (16, 128, 256),
+        (32, 128, 256),
+        (64, 128, 256),
+        (128, 128, 512),
+    ]
+);
+
+blocks!(
+    "tree_gdn_fused_commit",
+    COMMIT_SHAPES,
+    COMMIT_SYMBOLS_A,
+    COMMIT_SYMBOLS_B,
+    [
+        (16, 32, 128),
+        (32, 32, 256),
+        (64, 32, 256),
+        (128, 32, 256),
+        (256, 32, 256),
+        (16, 128, 256),
+        (32, 128, 256),
+        (64, 128, 256),
+        (128, 128, 512),
+    ]
+);
+
+impl Tier for f32 {
+    const PARTS: usize = 2;
+    const SYMBOLS: &'static [&'static str] = SYMBOLS_A;
+    const COMMIT_SYMBOLS: &'static [&'static str] = COMMIT_SYMBOLS_A;
+}
+
+impl Tier for bf16 {
+    const PARTS: usize = 1;
+    const SYMBOLS: &'static [&'static str] = SYMBOLS_B;
+    const COMMIT_SYMBOLS: &'static [&'static str] = COMMIT_SYMBOLS_B;
+}
 
 /// Device buffers of one call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
 #[derive(Debug)]
-pub struct FusedBuffers<'a, Out> {
+pub struct FusedBuffers<'a, Out, State = CudaView<'a, f32>> {
     /// `[N, 2 Hk Dk + Hv Dv]`.
     pub qkv: CudaView<'a, bf16>,
     /// `[N, 2, Hv]`.
     pub gates: CudaView<'a, f32>,
-    /// `[slots, Hv, Dv, Dk]`.
-    pub state: CudaView<'a, f32>,
+    /// `[slots, Hv, Dv, Dk]`: a view, mutable where the launch commits too.
+    pub state: State,
     /// `[N, Hv, Dv]`.
     pub o: CudaViewMut<'a, Out>,
     /// `[N, Hv, Dv]`.
     pub u: CudaViewMut<'a, f32>,
     /// `[N, Hv]`.
     pub g_cum: CudaViewMut<'a, f32>,
+}
+
+/// The accepted paths of the round before, not yet in the pool, and what that round's verify read and wrote.
+#[derive(Debug)]
+pub struct Pending<'a> {
+    /// The rows that it read.
+    pub qkv: CudaView<'a, bf16>,
+    /// The gates that it read.
+    pub gates: CudaView<'a, f32>,
+    /// The pseudo-values that it wrote.
+    pub u: CudaView<'a, f32>,
+    /// The accepted paths, of the same slots in the same order as the batch that is verified now.
+    pub paths: &'a AcceptedPaths,
+    /// The same on the device.
+    pub on_device: &'a PathsOnDevice,
 }
 
 /// One launch's block.
@@ -87,20 +134,22 @@ struct Block {
     shared: usize,
 }
 
-/// The smallest block of `columns` value columns for trees of up to `nodes` nodes.
-fn block<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize) -> Option<Block> {
-    let at = SHAPES.iter().position(|&(most, width, _)| most >= nodes && width == columns)?;
-    let (most, width, threads) = SHAPES[at];
+/// The smallest of the built blocks of `columns` value columns for trees of up to `nodes` nodes.
+fn block<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize, commits: bool) -> Option<Block> {
+    let (shapes, symbols) =
+        if commits { (COMMIT_SHAPES, Out::COMMIT_SYMBOLS) } else { (SHAPES, Out::SYMBOLS) };
+    let at = shapes.iter().position(|&(most, width, _)| most >= nodes && width == columns)?;
+    let (most, width, threads) = shapes[at];
     let tiles = (2 * most + Out::PARTS * width) * 256;
     // R and exp(g_cum) q S0 lie over the tiles
     let after = 8 * most * (width + 8);
     let shared = tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words;
-    Some(Block { symbol: Out::SYMBOLS[at], threads, shared })
+    Some(Block { symbol: symbols[at], threads, shared })
 }
 
 /// Bytes of shared memory of one block of `columns` value columns, `None` where no such block is built.
 pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize) -> Option<usize> {
-    block::<Out>(tree, nodes, columns).map(|block| block.shared)
+    block::<Out>(tree, nodes, columns, false).map(|block| block.shared)
 }
 
 /// Value columns of the blocks for this batch: narrow blocks fill the device when there are few heads, wide ones build G and C
@@ -127,42 +176,111 @@ pub fn verify<Out: Tier>(
     columns: usize,
     buffers: FusedBuffers<'_, Out>,
 ) -> Result<()> {
-    let driver = |source| Error::Driver { op: OP, source };
     let FusedBuffers { qkv, gates, state, mut o, mut u, mut g_cum } = buffers;
     let (inputs, outputs) = ([qkv.len(), gates.len(), state.len()], [o.len(), u.len(), g_cum.len()]);
     super::launch::check_verify(OP, dims, batch, inputs, outputs)?;
     if batch.rows() == 0 {
         return Ok(());
     }
-    let most = super::launch::max_nodes(batch);
-    let unsupported = || Error::Unsupported {
-        op: OP,
-        wanted: format!("{most} nodes in blocks of {columns} value columns"),
-        built: "32 or 64 columns to 256 nodes, 128 columns to 128 nodes",
-    };
-    let Block { symbol, threads, shared } = block::<Out>(tree, most, columns).ok_or_else(unsupported)?;
-    let kernels = Kernels::on(stream.context())?;
-    let limit = kernels.shared_limit();
-    if shared > limit {
-        let expected = format!("at most {limit} bytes of shared memory a block on this device");
-        return Err(Error::Value { op: OP, arg: "trees", expected, got: format!("{shared} bytes") });
-    }
-    let args = FusedArgs {
-        k_heads: dims.k_heads as u32,
-        v_heads: dims.v_heads as u32,
-        entries: tree.most_entries as u32,
-        scale: dims.scale(),
-    };
-    let function = kernels.function(OP, "tree_gdn/fused", symbol)?;
-    let config = LaunchConfig {
-        grid_dim: ((dims.dv / columns) as u32, args.v_heads, batch.sequences() as u32),
-        block_dim: (threads, 1, 1),
-        shared_mem_bytes: shared as u32,
-    };
+    let (function, config) = prepare::<Out>(stream, dims, batch, tree, (columns, false))?;
+    let args = args(dims, tree);
     let mut launch = stream.launch_builder(&function);
     launch.arg(&args).arg(&qkv).arg(&gates).arg(&state).arg(&tree.cu_nodes).arg(&tree.slots);
     launch.arg(&tree.plans).arg(&tree.plan_at).arg(&mut o).arg(&mut u).arg(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
-    unsafe { launch.launch(config) }.map_err(driver)?;
+    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
     Ok(())
+}
+
+/// Commits the accepted paths of the round before and verifies every tree of `batch` from the states that this gives, in one launch with
+/// blocks of `columns` value columns (32 or 128): one read and one write of every state a round. Pool and outputs have the bits of
+/// `launch::commit` followed by [`verify`]. A path may be empty; its slot is only read.
+///
+/// # Errors
+/// Those of [`verify`], paths of other slots than the batch's, or wrong lengths of what is pending, before anything is launched.
+pub fn commit_and_verify<Out: Tier>(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    batch: &TreeBatch,
+    tree: &TreeOnDevice,
+    columns: usize,
+    pending: Pending<'_>,
+    buffers: FusedBuffers<'_, Out, CudaViewMut<'_, f32>>,
+) -> Result<()> {
+    let FusedBuffers { qkv, gates, mut state, mut o, mut u, mut g_cum } = buffers;
+    let (inputs, outputs) = ([qkv.len(), gates.len(), state.len()], [o.len(), u.len(), g_cum.len()]);
+    super::launch::check_verify(OP, dims, batch, inputs, outputs)?;
+    pending.check(dims, batch)?;
+    if batch.rows() == 0 {
+        return Ok(());
+    }
+    let (function, config) = prepare::<Out>(stream, dims, batch, tree, (columns, true))?;
+    let args = args(dims, tree);
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&args).arg(&pending.qkv).arg(&pending.gates).arg(&pending.u);
+    launch.arg(&pending.on_device.rows).arg(&pending.on_device.cu_rows);
+    launch.arg(&qkv).arg(&gates).arg(&mut state).arg(&tree.cu_nodes).arg(&tree.slots);
+    launch.arg(&tree.plans).arg(&tree.plan_at).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written, and each CTA writes its own value rows of its
+    // own slot.
+    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
+    Ok(())
+}
+
+impl Pending<'_> {
+    fn check(&self, dims: GdnDims, batch: &TreeBatch) -> Result<()> {
+        if self.paths.slots() != batch.slots() {
+            let (expected, got) =
+                (format!("the batch's slots {:?}", batch.slots()), format!("slots {:?}", self.paths.slots()));
+            return Err(Error::Value { op: OP, arg: "paths", expected, got });
+        }
+        let rows = self.paths.cu_nodes().last().copied().unwrap_or(0) as usize;
+        expect_len(OP, "pending qkv", &[rows, dims.qkv_width()], self.qkv.len())?;
+        expect_len(OP, "pending gates", &[rows, 2, dims.v_heads], self.gates.len())?;
+        expect_len(OP, "pending u", &[rows, dims.v_heads, dims.dv], self.u.len())
+    }
+}
+
+fn args(dims: GdnDims, tree: &TreeOnDevice) -> FusedArgs {
+    FusedArgs {
+        k_heads: dims.k_heads as u32,
+        v_heads: dims.v_heads as u32,
+        entries: tree.most_entries as u32,
+        scale: dims.scale(),
+    }
+}
+
+/// The kernel and the launch of a block of so many value columns, which commits too or not.
+fn prepare<Out: Tier>(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    batch: &TreeBatch,
+    tree: &TreeOnDevice,
+    (columns, commits): (usize, bool),
+) -> Result<(CudaFunction, LaunchConfig)> {
+    let most = super::launch::max_nodes(batch);
+    let unsupported = || Error::Unsupported {
+        op: OP,
+        wanted: format!("{most} nodes in blocks of {columns} value columns"),
+        built: if commits { "32 columns to 256 nodes, 128 columns to 128 nodes" } else { BUILT },
+    };
+    let Block { symbol, threads, shared } =
+        block::<Out>(tree, most, columns, commits).ok_or_else(unsupported)?;
+    let kernels = Kernels::on(stream.context())?;
+    let image = if commits { "tree_gdn/fused_commit" } else { "tree_gdn/fused" };
+    let function = kernels.function(OP, image, symbol)?;
+    let fixed = function
+        .get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        .map_err(|source| Error::Driver { op: OP, source })?;
+    let limit = kernels.shared_limit() - fixed as usize;
+    if shared > limit {
+        let expected = format!("at most {limit} bytes of shared memory a block on this device");
+        return Err(Error::Value { op: OP, arg: "trees", expected, got: format!("{shared} bytes") });
+    }
+    let config = LaunchConfig {
+        grid_dim: ((dims.dv / columns) as u32, dims.v_heads as u32, batch.sequences() as u32),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: shared as u32,
+    };
+    Ok((function, config))
 }

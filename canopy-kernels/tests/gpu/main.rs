@@ -6,6 +6,7 @@ mod block;
 mod conv;
 mod data;
 mod fused;
+mod fused_commit;
 mod gdn;
 mod glue;
 mod linear;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         block::TESTS,
         conv::TESTS,
         fused::TESTS,
+        fused_commit::TESTS,
         gdn::TESTS,
         glue::TESTS,
         linear::TESTS,
