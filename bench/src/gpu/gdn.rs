@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use canopy_kernels::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
 use canopy_kernels::tree_gdn::{Schedule, fused, launch};
 use canopy_kernels::tree_gdn_serial::launch as serial;
@@ -14,6 +14,9 @@ use super::variant::Variant;
 
 /// Bytes that one turn through the sets must exceed, so that every launch finds its inputs outside the L2 cache.
 const ROTATE: usize = 240 << 20;
+
+/// Most shared memory that a block takes for the path that it commits.
+const PATH_BYTES: usize = 10 << 10;
 
 struct Set {
     qkv: CudaSlice<bf16>,
@@ -140,6 +143,7 @@ impl Case {
     pub fn fits(&self, stream: &Arc<CudaStream>, variant: Variant) -> bool {
         let (columns, schedule) = match variant {
             Variant::FusedA(columns, schedule) | Variant::FusedB(columns, schedule) => (columns, schedule),
+            Variant::Round(columns) | Variant::RoundInOne(columns) => (columns, Schedule::Levels),
             _ => return true,
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
@@ -149,7 +153,9 @@ impl Case {
             Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, most, columns),
             _ => fused::shared_bytes::<f32>(tree, most, columns),
         };
-        needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes <= limit)
+        // The block that commits too has some more, for the rows of the path.
+        let more = if matches!(variant, Variant::RoundInOne(_)) { PATH_BYTES } else { 0 };
+        needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes + more <= limit)
     }
 
     /// Room for every node's state, for the variants that keep them. Not while a graph is captured.
@@ -183,6 +189,8 @@ impl Case {
             }};
         }
         match variant {
+            Variant::Round(columns) => return self.round(stream, columns, false, n),
+            Variant::RoundInOne(columns) => return self.round(stream, columns, true, n),
             Variant::Split => {
                 let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
                 let (state, scratch) = (state.as_view(), &mut self.scratch);
@@ -214,6 +222,29 @@ impl Case {
                 serial::commit(stream, dims, &self.paths, &self.on_device, snapshots, state.as_view_mut())?;
             }
         }
+        Ok(())
+    }
+
+    /// Commits the paths into the states of set `n` from the tape of the set beside it, and verifies from there.
+    fn round(&mut self, stream: &Arc<CudaStream>, columns: usize, in_one: bool, n: usize) -> Result<()> {
+        let (dims, batch, paths, on_device) = (self.dims, &self.batch, &self.paths, &self.on_device);
+        let at = n % (self.sets.len() - 1);
+        let [now, last] = &mut self.sets[at..at + 2] else { bail!("two sets at least") };
+        let (o, u, g_cum) = (now.o.as_view_mut(), now.u.as_view_mut(), now.g_cum.as_view_mut());
+        let (qkv, gates) = (now.qkv.as_view(), now.gates.as_view());
+        let (last_qkv, last_gates, last_u) = (last.qkv.as_view(), last.gates.as_view(), last.u.as_view());
+        if in_one {
+            let pending = fused::Pending { qkv: last_qkv, gates: last_gates, u: last_u, paths, on_device };
+            let state = now.state.as_view_mut();
+            let buffers = fused::FusedBuffers { qkv, gates, state, o, u, g_cum };
+            fused::commit_and_verify(stream, dims, batch, &self.levels, columns, pending, buffers)?;
+            return Ok(());
+        }
+        let state = now.state.as_view_mut();
+        let buffers = launch::CommitBuffers { qkv: last_qkv, gates: last_gates, u: last_u, state };
+        launch::commit(stream, dims, paths, on_device, buffers)?;
+        let buffers = fused::FusedBuffers { qkv, gates, state: now.state.as_view(), o, u, g_cum };
+        fused::verify(stream, dims, batch, &self.levels, columns, buffers)?;
         Ok(())
     }
 

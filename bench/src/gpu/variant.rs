@@ -19,6 +19,10 @@ pub enum Variant {
     Chain(usize),
     /// The accepted node's snapshot into the pool.
     SnapshotCommit,
+    /// A round, f32-class, with blocks of this many value columns: the last round's path into the pool, then verify.
+    Round(usize),
+    /// The same in one launch.
+    RoundInOne(usize),
 }
 
 impl Variant {
@@ -33,6 +37,8 @@ impl Variant {
             Self::Snapshots(columns) => format!("serial-snapshots-v{columns}"),
             Self::Chain(columns) => format!("serial-chain-v{columns}"),
             Self::SnapshotCommit => "serial-commit".into(),
+            Self::Round(columns) => format!("commit-then-fused-a-v{columns}"),
+            Self::RoundInOne(columns) => format!("commit-in-fused-a-v{columns}"),
         }
     }
 
@@ -43,15 +49,16 @@ impl Variant {
             Self::Commit => "tree_gdn.commit",
             Self::Snapshots(_) | Self::Chain(_) => "tree_gdn_serial.verify",
             Self::SnapshotCommit => "tree_gdn_serial.commit",
+            Self::Round(_) | Self::RoundInOne(_) => "tree_gdn.round",
         }
     }
 
-    /// Whether this writes a state pool instead of outputs.
+    /// Whether this writes a state pool, so that its outputs are not those of the other variants.
     pub fn commits(self) -> bool {
-        matches!(self, Self::Commit | Self::SnapshotCommit)
+        matches!(self, Self::Commit | Self::SnapshotCommit | Self::Round(_) | Self::RoundInOne(_))
     }
 
-    /// What may run on a tree: every verify, then both commits.
+    /// What may run on a tree: every verify, then both commits and whole rounds.
     pub fn candidates(depth: usize, is_chain: bool) -> Vec<Self> {
         let mut all = vec![Self::Split];
         all.extend(Self::fused(depth));
@@ -60,6 +67,8 @@ impl Variant {
             all.extend([32, 64, 128].map(Self::Chain));
         }
         all.extend([Self::Commit, Self::SnapshotCommit]);
+        all.extend([32, 128].map(Self::Round));
+        all.extend([32, 128].map(Self::RoundInOne));
         all
     }
 
