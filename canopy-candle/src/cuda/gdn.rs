@@ -7,9 +7,11 @@ use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
 use candle_core::{CudaStorage, DType, Layout, Result};
 use canopy_kernels::GdnDims;
 use canopy_kernels::cuda::Kernels;
+use canopy_kernels::tree_gdn::dispatch::{self, Design, Dtype, Query};
 use canopy_kernels::tree_gdn::fused::{self, FusedBuffers};
 use canopy_kernels::tree_gdn::launch::{self, CommitBuffers, Element, VerifyBuffers};
 use canopy_kernels::tree_gdn::{Solve, Variant};
+use canopy_kernels::tree_gdn_serial::launch::{self as serial, ChainBuffers, Pool};
 use half::bf16;
 
 use super::{output, view, view_mut};
@@ -64,19 +66,39 @@ impl Verify<'_> {
         let qkv = view::<bf16>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?;
         let (batch, tree) = (self.tree.host(), self.tree.on_device(self.op)?);
         let stream = self.qkv.0.device().cuda_stream();
-        let limit = Kernels::on(stream.context()).wrap()?.shared_limit();
+        let kernels = Kernels::on(stream.context()).wrap()?;
+        let limit = kernels.shared_limit();
         let fits = |columns: &usize| {
             let nodes = batch.trees().iter().map(|tree| tree.len()).max().unwrap_or(0);
             fused::shared_bytes::<f32>(tree, nodes, *columns).is_some_and(|bytes| bytes <= limit)
         };
-        let preferred = fused::columns(self.dims, batch);
-        let Some(columns) = [preferred, 32].into_iter().find(fits) else {
+        let query = Query::new(kernels.sm(), Dtype::F32, self.dims, batch);
+        let columns = match dispatch::design(query).wrap()? {
+            Design::Split => None,
+            Design::Fused { columns, .. } => [columns, 32].into_iter().find(fits),
+            Design::Chain { columns } => return self.chain(columns, qkv, [o, u, g_cum]),
+        };
+        let Some(columns) = columns else {
             return self.split(qkv, [o, u, g_cum]);
         };
         let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
         let state = view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?;
         let buffers = FusedBuffers { qkv, gates, state, o, u, g_cum };
         fused::verify(&stream, self.dims, batch, tree, columns, buffers).wrap()
+    }
+
+    /// Only where it was named: chains that meet other trees in a batch keep their bits.
+    fn chain(
+        &self,
+        columns: usize,
+        qkv: CudaView<'_, bf16>,
+        [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
+    ) -> Result<()> {
+        let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
+        let state = Pool::Read(view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?);
+        let (stream, tree) = (self.qkv.0.device().cuda_stream(), self.tree.on_device(self.op)?);
+        let buffers = ChainBuffers { qkv, gates, state, o, u, g_cum };
+        serial::chain(&stream, self.dims, self.tree.host(), tree, columns, buffers).wrap()
     }
 
     fn split<T: Element>(

@@ -88,6 +88,11 @@ impl Kernels {
         self.sm >= 90
     }
 
+    /// Compute capability of the device, 90 for 9.0.
+    pub fn sm(&self) -> u32 {
+        self.sm
+    }
+
     /// Bytes of shared memory that a block of this device may have.
     pub fn shared_limit(&self) -> usize {
         self.shared_limit as usize

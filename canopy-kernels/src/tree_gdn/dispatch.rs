@@ -1,9 +1,10 @@
 //! Which CUDA design verifies a batch: a pure function of architecture, output type, batch, nodes and depth, read from a table of
 //! measured times (`dispatch.tsv`, written by `canopy-bench dispatch`).
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use super::Schedule;
 use crate::error::{Error, Result};
@@ -88,7 +89,7 @@ impl FromStr for Design {
 }
 
 /// The type that `o` is wanted in, which is also the accuracy: f32 for tier A, bf16 for tier B.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// Tier A.
     F32,
@@ -97,7 +98,7 @@ pub enum Dtype {
 }
 
 /// What is to be verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
     /// Compute capability, 90 for 9.0.
     pub sm: u32,
@@ -109,12 +110,12 @@ pub struct Query {
     pub nodes: usize,
     /// Deepest node.
     pub depth: usize,
-    /// Every tree is a chain.
+    /// Every tree is a chain, and chains never share a batch with other trees: [`Self::of_chains`].
     pub chains: bool,
 }
 
 impl Query {
-    /// The query of a batch.
+    /// The query of a batch, for the designs that take any tree.
     pub fn new(sm: u32, dtype: Dtype, dims: GdnDims, batch: &TreeBatch) -> Self {
         let most = |of: fn(&DraftTree) -> usize| batch.trees().iter().map(of).max().unwrap_or(0);
         Self {
@@ -123,9 +124,40 @@ impl Query {
             batch: (batch.sequences() * dims.v_heads).div_ceil(MEASURED_HEADS),
             nodes: most(DraftTree::len),
             depth: most(DraftTree::max_depth),
-            chains: batch.trees().iter().all(DraftTree::is_chain),
+            chains: false,
         }
     }
+
+    /// The same for callers whose batches are always chains (prompt chunks, plain decoding), whatever else runs: [`Design::Chain`] may be
+    /// chosen. Where chains and other trees meet in a batch, a chain's bits would depend on its company.
+    #[must_use]
+    pub fn of_chains(self) -> Self {
+        Self { chains: true, ..self }
+    }
+
+    /// How far apart two queries are: another architecture first, then factors of batch, nodes and depth.
+    fn distance(self, other: Self) -> f64 {
+        let factor = |a: usize, b: usize| ((a + 1) as f64 / (b + 1) as f64).ln().abs();
+        100.0 * f64::from(self.sm.abs_diff(other.sm))
+            + factor(self.batch, other.batch)
+            + factor(self.nodes, other.nodes)
+            + factor(self.depth, other.depth)
+    }
+}
+
+/// What [`Design::ENV`] names, else the built-in table's choice, remembered for every layer and round that asks again. The variable is read
+/// once.
+///
+/// # Errors
+/// [`Error::Value`] when the variable names no design.
+pub fn design(query: Query) -> Result<Design> {
+    static NAMED: OnceLock<Result<Option<Design>>> = OnceLock::new();
+    static CHOSEN: OnceLock<Mutex<HashMap<Query, Design>>> = OnceLock::new();
+    if let Some(design) = NAMED.get_or_init(Design::from_env).clone()? {
+        return Ok(design);
+    }
+    let mut chosen = CHOSEN.get_or_init(Mutex::default).lock().expect("no holder of this lock panics");
+    Ok(*chosen.entry(query).or_insert_with(|| Table::built_in().choose(query)))
 }
 
 /// One measured time.
@@ -150,7 +182,7 @@ impl Table {
         TABLE.get_or_init(|| Self::parse(include_str!("dispatch.tsv")).unwrap_or(Self(Vec::new())))
     }
 
-    /// Reads a table: [`Self::HEADER`], then a tab-separated line a measured time. A line is a chain's where `depth + 1 = nodes`.
+    /// Reads a table: [`Self::HEADER`], then a tab-separated line a measured time.
     ///
     /// # Errors
     /// [`Error::Value`] naming the line.
@@ -186,25 +218,16 @@ impl Table {
 
     /// The fastest allowed design of the measured point that lies nearest.
     fn best(&self, query: Query, allowed: impl Fn(Design) -> bool) -> Option<Design> {
-        let fits =
-            |row: &&Row| row.at.dtype == query.dtype && row.at.chains == query.chains && allowed(row.design);
+        let fits = |row: &&Row| {
+            let chain = matches!(row.design, Design::Chain { .. });
+            row.at.dtype == query.dtype && (query.chains || !chain) && allowed(row.design)
+        };
         let rank = |row: &Row| (row.at.distance(query), row.us);
         let best = self.0.iter().filter(fits).min_by(|a, b| {
             let (a, b) = (rank(a), rank(b));
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         best.map(|row| row.design)
-    }
-}
-
-impl Query {
-    /// How far apart two queries are: another architecture first, then factors of batch, nodes and depth.
-    fn distance(self, other: Self) -> f64 {
-        let factor = |a: usize, b: usize| ((a + 1) as f64 / (b + 1) as f64).ln().abs();
-        100.0 * f64::from(self.sm.abs_diff(other.sm))
-            + factor(self.batch, other.batch)
-            + factor(self.nodes, other.nodes)
-            + factor(self.depth, other.depth)
     }
 }
 
@@ -218,21 +241,15 @@ impl Row {
             _ => return None,
         };
         let (nodes, depth) = (nodes.parse().ok()?, depth.parse().ok()?);
-        let at = Query {
-            sm: sm.parse().ok()?,
-            dtype,
-            batch: batch.parse().ok()?,
-            nodes,
-            depth,
-            chains: depth + 1 == nodes,
-        };
+        let at =
+            Query { sm: sm.parse().ok()?, dtype, batch: batch.parse().ok()?, nodes, depth, chains: false };
         Some(Self { at, design: design.parse().ok()?, us: us.parse().ok()? })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Design, Dtype, Query, Table};
+    use super::{Design, Dtype, Query, Table, design};
     use crate::tree_gdn::Schedule;
     use crate::{DraftTree, GdnDims, TreeBatch};
 
@@ -266,13 +283,16 @@ mod tests {
     #[test]
     fn the_batch_changes_blocks_but_no_bits() {
         let table = Table::parse(TEXT).unwrap();
-        let chain = |batch| query(batch, DraftTree::chain(16).unwrap());
+        let chain = |batch| query(batch, DraftTree::chain(16).unwrap()).of_chains();
         assert_eq!(table.choose(chain(1)), Design::Chain { columns: 32 });
         assert_eq!(table.choose(chain(16)), Design::Chain { columns: 128 }, "the family of batch 1");
         let fastest = Design::Fused { columns: 128, schedule: Schedule::Chains };
         assert_eq!(table.fastest(chain(16)), fastest);
-        let branching = query(16, DraftTree::skewed(2, 8).unwrap());
-        assert!(matches!(table.choose(branching), Design::Fused { .. }), "a chain design is for chains");
+        let among_trees = query(16, DraftTree::chain(16).unwrap());
+        assert!(
+            matches!(table.choose(among_trees), Design::Fused { .. }),
+            "chains that may meet other trees"
+        );
     }
 
     #[test]
@@ -293,8 +313,11 @@ mod tests {
         assert_eq!(Table::parse(text).unwrap(), *Table::built_in());
         for nodes in [1, 3, 17, 100, 256] {
             for batch in [1, 5, 32] {
-                let chain = query(batch, DraftTree::chain(nodes).unwrap());
-                assert_ne!(Table::built_in().choose(chain), Design::Split, "{nodes} nodes, batch {batch}");
+                let query = query(batch, DraftTree::chain(nodes).unwrap());
+                assert!(
+                    matches!(design(query).unwrap(), Design::Fused { .. }),
+                    "{nodes} nodes, batch {batch}"
+                );
             }
         }
     }

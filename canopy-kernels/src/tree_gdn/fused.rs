@@ -152,17 +152,6 @@ pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize
     block::<Out>(tree, nodes, columns, false).map(|block| block.shared)
 }
 
-/// Value columns of the blocks for this batch: narrow blocks fill the device when there are few heads, wide ones build G and C
-/// less often. The bits do not depend on it.
-pub fn columns(dims: GdnDims, batch: &TreeBatch) -> usize {
-    match batch.sequences() * dims.v_heads {
-        0..96 => 32,
-        96..256 => 64,
-        _ if super::launch::max_nodes(batch) > 128 => 64,
-        _ => 128,
-    }
-}
-
 /// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32, 64 or 128). Reads the pool only.
 ///
 /// # Errors

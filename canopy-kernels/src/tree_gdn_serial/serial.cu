@@ -59,11 +59,14 @@ struct Incoming {
     }
 
     __device__ __forceinline__ void put(Stage<ROWS>& stage, int x, float scale, int lane) const {
-        const float4 k_unit = normed(widened(k), 1.f), q_unit = normed(widened(q), scale);
-        const float kq = warp_sum(dot4(k_unit, q_unit, 0.f));
-        stage.k[x][lane] = k_unit;
-        stage.q[x][lane] = q_unit;
-        if (lane == 0) stage.scalars[x] = make_float4(expf(g), beta, kq, g);
+        const float4 k_row = widened(k), q_row = widened(q);
+        // three sums side by side: their shuffles overlap
+        const float kk = warp_sum(dot4(k_row, k_row, 0.f)), qq = warp_sum(dot4(q_row, q_row, 0.f));
+        const float kq = warp_sum(dot4(k_row, q_row, 0.f));
+        const float k_norm = rsqrtf(kk + 1e-6f), q_norm = rsqrtf(qq + 1e-6f) * scale;
+        stage.k[x][lane] = scaled(k_row, k_norm);
+        stage.q[x][lane] = scaled(q_row, q_norm);
+        if (lane == 0) stage.scalars[x] = make_float4(expf(g), beta, kq * (k_norm * q_norm), g);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) stage.v[x][32 * r + lane] = to_f32(v[r]);
     }
@@ -99,25 +102,37 @@ __device__ __forceinline__ void row_sums(float& a, float& b, bool upper) {
     b = upper ? sum : other;
 }
 
-// Node x of the stage: the slice of its parent becomes its own; u and o of the lane's value rows, row0 on.
+// What a lane reads of one node of a stage.
 template <int ROWS>
-__device__ __forceinline__ void step(Slice<ROWS>& s, const Stage<ROWS>& stage, int x, int part, int row0, float (&u)[ROWS],
-                                     float (&o)[ROWS]) {
-    float4 k[4], q[4];
+struct Operands {
+    float4 k[4], q[4], scalars;
+    float v[ROWS];
+
+    __device__ __forceinline__ void load(const Stage<ROWS>& stage, int x, int part, int row0) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        k[c] = stage.k[x][8 * c + part];
-        q[c] = stage.q[x][8 * c + part];
+        for (int c = 0; c < 4; ++c) {
+            k[c] = stage.k[x][8 * c + part];
+            q[c] = stage.q[x][8 * c + part];
+        }
+        scalars = stage.scalars[x];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) v[r] = stage.v[x][row0 + r];
     }
-    const float4 own = stage.scalars[x];
-    const float decay = own.x, beta = own.y, kq = own.z;
+};
+
+// The slice of a node's parent becomes the node's own; u and o of the lane's value rows.
+template <int ROWS>
+__device__ __forceinline__ void step(Slice<ROWS>& s, const Operands<ROWS>& node, bool upper, float (&u)[ROWS], float (&o)[ROWS]) {
+    const float4(&k)[4] = node.k;
+    const float4(&q)[4] = node.q;
+    const float decay = node.scalars.x, beta = node.scalars.y, kq = node.scalars.z;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float4(&row)[4] = s.x[r];
         float sk = dot4(row[1], k[1], dot4(row[0], k[0], 0.f)) + dot4(row[3], k[3], dot4(row[2], k[2], 0.f));
         float sq = dot4(row[1], q[1], dot4(row[0], q[0], 0.f)) + dot4(row[3], q[3], dot4(row[2], q[2], 0.f));
-        row_sums(sk, sq, part >= 4);
-        u[r] = beta * fmaf(-decay, sk, stage.v[x][row0 + r]);
+        row_sums(sk, sq, upper);
+        u[r] = beta * fmaf(-decay, sk, node.v[r]);
         o[r] = fmaf(u[r], kq, decay * sq);
     }
 #pragma unroll
@@ -131,6 +146,21 @@ __device__ __forceinline__ void store_rows(float* to, const float (&x)[ROWS]) {
     if constexpr (ROWS == 4) *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
     else if constexpr (ROWS == 2) *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
     else *to = x[0];
+}
+
+// g_cum of a stage's nodes, by one warp; `before` is the sum up to the stage, the new one is returned.
+template <int ROWS>
+__device__ __forceinline__ float sum_gates(const SerialArgs& a, const Place& at, const Stage<ROWS>& stage, int base, int count,
+                                           float before, float* g_cum) {
+    const int lane = threadIdx.x % 32;
+    float sum = lane < count ? stage.scalars[lane].w : 0.f;
+#pragma unroll
+    for (int offset = 1; offset < kWarps; offset *= 2) {
+        const float below = __shfl_up_sync(kFull, sum, offset);
+        if (lane >= offset) sum += below;
+    }
+    if (lane < count) g_cum[(size_t)(at.first + base + lane) * a.v_heads + at.hv] = before + sum;
+    return before + __shfl_sync(kFull, sum, kWarps - 1);
 }
 
 // Zeros into a padding sequence's rows of a plane.
@@ -147,7 +177,9 @@ __device__ void snapshots(SerialArgs a, const T* qkv, const float* gates, const 
     const Place at = place(a, cu_nodes, slots, 32 * ROWS);
     if (at.slot < 0) return clear(a, at, o, 32 * ROWS);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = lane / 4, row0 = (warp * 4 + lane % 4) * ROWS;
-    const size_t inside = ((size_t)at.hv * kDv + at.col0 + row0) * kDk + 4 * part, size = (size_t)a.v_heads * kDv * kDk;
+    const size_t plane = (size_t)a.v_heads * kDv, size = plane * kDk;
+    const size_t inside = ((size_t)at.hv * kDv + at.col0 + row0) * kDk + 4 * part;
+    float* out = o + at.first * plane + (size_t)at.hv * kDv + at.col0 + row0;
     float* own = kept + at.first * size + inside;
     Slice<ROWS> s, ahead;
     s.load(state + at.slot * size + inside);
@@ -167,8 +199,11 @@ __device__ void snapshots(SerialArgs a, const T* qkv, const float* gates, const 
             if (node > 0 && parent[node] != node - 1) s = ahead;
             if (node + 1 < at.nodes && parent[node + 1] != node) ahead.load(own + parent[node + 1] * size);
             float u_rows[ROWS], o_rows[ROWS];
-            step(s, stages[turn], node - base, part, row0, u_rows, o_rows);
-            if (part == 0) store_rows(o + ((size_t)(at.first + node) * a.v_heads + at.hv) * kDv + at.col0 + row0, o_rows);
+            Operands<ROWS> x;
+            x.load(stages[turn], node - base, part, row0);
+            step(s, x, part >= 4, u_rows, o_rows);
+            if (part == 0) store_rows(out, o_rows);
+            out += plane;
             s.save(own + node * size);
         }
         if (coming < at.nodes) in.put(stages[turn ^ 1], warp, a.scale, lane);
@@ -181,7 +216,6 @@ __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* sta
                       float* u, float* g_cum) {
     __shared__ Stage<ROWS> stages[2];
     const Place at = place(a, cu_nodes, slots, 32 * ROWS);
-    const bool sums_gates = at.col0 == 0 && threadIdx.x == 0;
     if (at.slot < 0) {
         clear(a, at, o, 32 * ROWS);
         clear(a, at, u, 32 * ROWS);
@@ -199,19 +233,29 @@ __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* sta
         in.put(stages[0], warp, a.scale, lane);
     }
     __syncthreads();
+    const size_t plane = (size_t)a.v_heads * kDv;
+    float* out = (part == 1 ? u : o) + at.first * plane + (size_t)at.hv * kDv + at.col0 + row0;
     float total = 0.f;
     for (int base = 0; base < at.nodes; base += kWarps) {
-        const int turn = base / kWarps % 2, coming = base + kWarps + warp;
+        const int turn = base / kWarps % 2, coming = base + kWarps + warp, count = min(kWarps, at.nodes - base);
+        const Stage<ROWS>& stage = stages[turn];
         if (coming < at.nodes) in.fetch(a, at, qkv, gates, coming, lane);
-        const int end = min(base + kWarps, at.nodes);
-        for (int node = base; node < end; ++node) {
+        Operands<ROWS> now, next;
+        next.load(stage, 0, part, row0);
+#pragma unroll(ROWS == 4 ? 1 : 2)
+        for (int x = 0; x < count; ++x) {
+            now = next;
+            // on its way while this node is computed; four rows have no registers left for it, and enough else to do
+            if constexpr (ROWS < 4) next.load(stage, min(x + 1, kWarps - 1), part, row0);
+            else now.load(stage, x, part, row0);
             float u_rows[ROWS], o_rows[ROWS];
-            step(s, stages[turn], node - base, part, row0, u_rows, o_rows);
-            const size_t row = (size_t)(at.first + node) * a.v_heads + at.hv;
-            if (part == 0) store_rows(o + row * kDv + at.col0 + row0, o_rows);
-            if (part == 1) store_rows(u + row * kDv + at.col0 + row0, u_rows);
-            if (sums_gates) g_cum[row] = total += stages[turn].scalars[node - base].w;
+            step(s, now, part >= 4, u_rows, o_rows);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) o_rows[r] = part == 1 ? u_rows[r] : o_rows[r];
+            if (part < 2) store_rows(out, o_rows);
+            out += plane;
         }
+        if (at.col0 == 0 && warp == 0) total = sum_gates(a, at, stage, base, count, total, g_cum);
         if (coming < at.nodes) in.put(stages[turn ^ 1], warp, a.scale, lane);
         __syncthreads();
     }
@@ -237,7 +281,7 @@ __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* sta
 #define CANOPY_SERIAL(NAME, T)         \
     CANOPY_SNAPSHOTS(32, 3, NAME, T)   \
     CANOPY_SNAPSHOTS(64, 2, NAME, T)   \
-    CANOPY_CHAIN(32, 3, NAME, T)       \
+    CANOPY_CHAIN(32, 2, NAME, T)       \
     CANOPY_CHAIN(64, 2, NAME, T)       \
     CANOPY_CHAIN(128, 2, NAME, T)
 
