@@ -9,6 +9,8 @@ use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
 use crate::check::arg;
+#[cfg(feature = "cuda")]
+use crate::cuda::parts::Parts;
 use crate::wrap::WrapKernelErr;
 
 /// A [`TreeBatch`] ready for a device's kernels.
@@ -28,6 +30,8 @@ pub struct DeviceTree {
     device: Device,
     #[cfg(feature = "cuda")]
     on_device: Option<Arc<TreeOnDevice>>,
+    #[cfg(feature = "cuda")]
+    parts: Option<Arc<Parts>>,
 }
 
 impl DeviceTree {
@@ -40,6 +44,8 @@ impl DeviceTree {
         Ok(Self {
             #[cfg(feature = "cuda")]
             on_device: crate::cuda::upload(device, |stream| TreeOnDevice::new(stream, &batch))?,
+            #[cfg(feature = "cuda")]
+            parts: crate::cuda::upload(device, |stream| Parts::new(stream, &batch))?,
             host: batch,
             device: device.clone(),
         })
@@ -59,6 +65,16 @@ impl DeviceTree {
     #[cfg(feature = "cuda")]
     pub(crate) fn on_device(&self, op: &'static str) -> Result<&TreeOnDevice> {
         on_device(op, self.on_device.as_deref(), &self.device)
+    }
+
+    /// The sequences that are solved and those that are walked as chains.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn parts(&self, op: &'static str) -> Result<[Option<&TreeOnDevice>; 2]> {
+        Ok(match on_device(op, self.parts.as_deref(), &self.device)? {
+            Parts::Solved => [Some(self.on_device(op)?), None],
+            Parts::Walked => [None, Some(self.on_device(op)?)],
+            Parts::Both(solved, walked) => [Some(solved), Some(walked)],
+        })
     }
 
     pub(crate) fn check_devices(&self, op: &'static str, tensors: &[Named<'_>]) -> Result<()> {

@@ -147,11 +147,10 @@ impl Case {
             _ => return true,
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
-        let most = self.batch.trees().iter().map(DraftTree::len).max().unwrap_or(0);
         let limit = Kernels::on(stream.context()).map(|kernels| kernels.shared_limit());
         let needed = match variant {
-            Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, most, columns),
-            _ => fused::shared_bytes::<f32>(tree, most, columns),
+            Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, columns),
+            _ => fused::shared_bytes::<f32>(tree, columns),
         };
         // The block that commits too has some more, for the rows of the path.
         let more = if matches!(variant, Variant::RoundInOne(_)) { PATH_BYTES } else { 0 };

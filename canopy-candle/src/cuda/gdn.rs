@@ -1,4 +1,5 @@
-//! Launches of tree_gdn: the fused design for bf16 rows, the split f32 design for f32 rows and for trees that a fused block cannot hold.
+//! Launches of tree_gdn: chains that are faster walked by tree_gdn_serial's chain form; other trees by the fused design for bf16 rows, by the
+//! split f32 design for f32 rows and where a fused block cannot hold a tree.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
 use candle_core::{CudaStorage, DType, Layout, Result};
 use canopy_kernels::GdnDims;
-use canopy_kernels::cuda::Kernels;
+use canopy_kernels::cuda::{Kernels, TreeOnDevice};
 use canopy_kernels::tree_gdn::dispatch::{self, Design, Dtype, Query};
 use canopy_kernels::tree_gdn::fused::{self, FusedBuffers};
 use canopy_kernels::tree_gdn::launch::{self, CommitBuffers, Element, VerifyBuffers};
@@ -54,55 +55,86 @@ impl Verify<'_> {
         let planes =
             [o_plane.slice_mut(..o_len), u_plane.slice_mut(..u_len), g_cum_plane.slice_mut(..g_cum_len)];
         match self.qkv.0.dtype() {
-            DType::BF16 => self.bf16_rows(planes),
-            DType::F32 => self.split(view::<f32>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes),
+            DType::BF16 => {
+                self.rows(view::<bf16>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes, Self::fused)
+            }
+            DType::F32 => {
+                self.rows(view::<f32>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes, Self::split)
+            }
             other => {
                 arg(self.op, "qkv").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}"))
             }
         }
     }
 
-    fn bf16_rows(&self, [o, u, g_cum]: [CudaViewMut<'_, f32>; 3]) -> Result<()> {
-        let qkv = view::<bf16>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?;
-        let (batch, tree) = (self.tree.host(), self.tree.on_device(self.op)?);
+    /// Solves the sequences that are solved and walks the chains that are walked.
+    fn rows<T: Element + serial::Element + 'static>(
+        &self,
+        qkv: CudaView<'_, T>,
+        mut planes: [CudaViewMut<'_, f32>; 3],
+        solve: impl Fn(&Self, &TreeOnDevice, CudaView<'_, T>, [CudaViewMut<'_, f32>; 3]) -> Result<()>,
+    ) -> Result<()> {
+        let [solved, walked] = self.tree.parts(self.op)?;
+        if let Some(tree) = solved {
+            solve(self, tree, qkv.slice(..), planes.each_mut().map(|plane| plane.slice_mut(..)))?;
+        }
+        match walked {
+            Some(tree) => self.walk(tree, qkv, planes),
+            None => Ok(()),
+        }
+    }
+
+    /// The dispatched design for the kept sequences of `tree`.
+    fn design(&self, tree: &TreeOnDevice, walked: bool) -> Result<Design> {
+        let kernels = Kernels::on(self.qkv.0.device().cuda_stream().context()).wrap()?;
+        let kept = self.tree.host().trees().iter().zip(&tree.kept).filter(|&(_, &kept)| kept);
+        let trees = kept.map(|(tree, _)| tree);
+        dispatch::design(Query::new(kernels.sm(), Dtype::F32, self.dims, trees, walked)).wrap()
+    }
+
+    fn fused(
+        &self,
+        tree: &TreeOnDevice,
+        qkv: CudaView<'_, bf16>,
+        [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
+    ) -> Result<()> {
         let stream = self.qkv.0.device().cuda_stream();
-        let kernels = Kernels::on(stream.context()).wrap()?;
-        let limit = kernels.shared_limit();
-        let fits = |columns: &usize| {
-            let nodes = batch.trees().iter().map(|tree| tree.len()).max().unwrap_or(0);
-            fused::shared_bytes::<f32>(tree, nodes, *columns).is_some_and(|bytes| bytes <= limit)
-        };
-        let query = Query::new(kernels.sm(), Dtype::F32, self.dims, batch);
-        let columns = match dispatch::design(query).wrap()? {
-            Design::Split => None,
+        let limit = Kernels::on(stream.context()).wrap()?.shared_limit();
+        let fits =
+            |columns: &usize| fused::shared_bytes::<f32>(tree, *columns).is_some_and(|bytes| bytes <= limit);
+        let columns = match self.design(tree, false)? {
             Design::Fused { columns, .. } => [columns, 32].into_iter().find(fits),
-            Design::Chain { columns } => return self.chain(columns, qkv, [o, u, g_cum]),
+            _ => None,
         };
         let Some(columns) = columns else {
-            return self.split(qkv, [o, u, g_cum]);
+            return self.split(tree, qkv, [o, u, g_cum]);
         };
         let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
         let state = view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?;
         let buffers = FusedBuffers { qkv, gates, state, o, u, g_cum };
-        fused::verify(&stream, self.dims, batch, tree, columns, buffers).wrap()
+        fused::verify(&stream, self.dims, self.tree.host(), tree, columns, buffers).wrap()
     }
 
-    /// Only where it was named: chains that meet other trees in a batch keep their bits.
-    fn chain(
+    fn walk<T: serial::Element>(
         &self,
-        columns: usize,
-        qkv: CudaView<'_, bf16>,
+        tree: &TreeOnDevice,
+        qkv: CudaView<'_, T>,
         [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
     ) -> Result<()> {
+        let columns = match self.design(tree, true)? {
+            Design::Chain { columns } => columns,
+            _ => serial::COLUMNS[0],
+        };
         let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
         let state = Pool::Read(view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?);
-        let (stream, tree) = (self.qkv.0.device().cuda_stream(), self.tree.on_device(self.op)?);
         let buffers = ChainBuffers { qkv, gates, state, o, u, g_cum };
+        let stream = self.qkv.0.device().cuda_stream();
         serial::chain(&stream, self.dims, self.tree.host(), tree, columns, buffers).wrap()
     }
 
     fn split<T: Element>(
         &self,
+        tree: &TreeOnDevice,
         qkv: CudaView<'_, T>,
         [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
     ) -> Result<()> {
@@ -118,7 +150,6 @@ impl Verify<'_> {
             u,
             g_cum,
         };
-        let tree = self.tree.on_device(self.op)?;
         launch::verify(&device.cuda_stream(), self.dims, batch, tree, buffers).wrap()
     }
 }

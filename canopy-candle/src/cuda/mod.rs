@@ -5,6 +5,7 @@ pub(crate) mod gdn;
 pub(crate) mod glue;
 pub(crate) mod linear;
 pub(crate) mod lists;
+pub(crate) mod parts;
 
 use std::sync::Arc;
 

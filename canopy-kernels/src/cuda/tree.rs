@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
 
+use crate::error::expect_len;
 use crate::tree_gdn::{Plan, Schedule};
 use crate::{AcceptedPaths, DraftTree, Error, Result, TreeBatch};
 
@@ -21,12 +22,16 @@ pub struct TreeOnDevice {
     pub mask: CudaSlice<u32>,
     /// `[B + 1]`.
     pub cu_nodes: CudaSlice<i32>,
-    /// `[B]`, -1 = padding.
+    /// `[B]`, -1 = padding, -2 = another launch's: [`Self::part`].
     pub slots: CudaSlice<i32>,
+    /// Whether each sequence is this one's.
+    pub kept: Vec<bool>,
     /// The plans of all trees, one after another ([`Plan::words`]).
     pub plans: CudaSlice<u32>,
     /// `[B + 1]` first word of every plan.
     pub plan_at: CudaSlice<i32>,
+    /// Most nodes of one kept tree.
+    pub most_nodes: usize,
     /// Most path entries of one plan.
     pub most_entries: usize,
     /// Most words of one plan.
@@ -39,11 +44,30 @@ impl TreeOnDevice {
         Self::with_schedule(stream, batch, Schedule::for_tree)
     }
 
+    /// Of every sequence b with `kept[b]`: the verify launches of `tree_gdn` and `tree_gdn_serial` leave the others' rows as they are, so that
+    /// two launches of different designs can share a batch.
+    ///
+    /// # Errors
+    /// When `kept` has another length, or from the driver.
+    pub fn part(stream: &Arc<CudaStream>, batch: &TreeBatch, kept: &[bool]) -> Result<Self> {
+        expect_len("draft trees", "kept", &[batch.sequences()], kept.len())?;
+        Self::copy(stream, batch, Schedule::for_tree, kept.to_vec())
+    }
+
     /// [`Self::new`] under a schedule of the caller's choice.
     pub fn with_schedule(
         stream: &Arc<CudaStream>,
         batch: &TreeBatch,
         schedule: impl Fn(&DraftTree) -> Schedule,
+    ) -> Result<Self> {
+        Self::copy(stream, batch, schedule, vec![true; batch.sequences()])
+    }
+
+    fn copy(
+        stream: &Arc<CudaStream>,
+        batch: &TreeBatch,
+        schedule: impl Fn(&DraftTree) -> Schedule,
+        kept: Vec<bool>,
     ) -> Result<Self> {
         let driver = |source| Error::Driver { op: "draft trees", source };
         let (mut parents, mut sequence, mut mask) = (Vec::new(), Vec::new(), Vec::<u32>::new());
@@ -60,23 +84,31 @@ impl TreeOnDevice {
             parents.extend_from_slice(tree.parents());
             sequence.extend(std::iter::repeat_n(b as i32, tree.len()));
         }
-        let plans: Vec<Plan> = batch.trees().iter().map(|tree| Plan::new(tree, schedule(tree))).collect();
+        let own = || batch.trees().iter().zip(&kept);
+        let plans: Vec<Option<Plan>> =
+            own().map(|(tree, &kept)| kept.then(|| Plan::new(tree, schedule(tree)))).collect();
+        let words_of = |plan: &Option<Plan>| plan.as_ref().map_or(0, |plan| plan.words().len());
+        let slot = |(&slot, &kept): (&i32, &bool)| if kept { slot } else { -2 };
+        let slots: Vec<i32> = batch.slots().iter().zip(&kept).map(slot).collect();
         let mut plan_at = vec![0i32];
         plan_at.extend(plans.iter().scan(0, |at, plan| {
-            *at += plan.words().len() as i32;
+            *at += words_of(plan) as i32;
             Some(*at)
         }));
-        let words: Vec<u32> = plans.iter().flat_map(|plan| plan.words().iter().copied()).collect();
+        let words: Vec<u32> = plans.iter().flatten().flat_map(|plan| plan.words().iter().copied()).collect();
+        let words = if words.is_empty() { vec![0] } else { words };
         Ok(Self {
             plans: stream.clone_htod(&words).map_err(driver)?,
             plan_at: stream.clone_htod(&plan_at).map_err(driver)?,
-            most_entries: plans.iter().map(Plan::entries).max().unwrap_or(0),
-            most_words: plans.iter().map(|plan| plan.words().len()).max().unwrap_or(0),
+            most_nodes: own().filter(|&(_, &kept)| kept).map(|(tree, _)| tree.len()).max().unwrap_or(0),
+            most_entries: plans.iter().flatten().map(Plan::entries).max().unwrap_or(0),
+            most_words: plans.iter().map(words_of).max().unwrap_or(0),
             parents: stream.clone_htod(&parents).map_err(driver)?,
             sequence: stream.clone_htod(&sequence).map_err(driver)?,
             mask: stream.clone_htod(&mask).map_err(driver)?,
             cu_nodes: stream.clone_htod(batch.cu_nodes()).map_err(driver)?,
-            slots: stream.clone_htod(batch.slots()).map_err(driver)?,
+            slots: stream.clone_htod(&slots).map_err(driver)?,
+            kept,
         })
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock};
 
 use super::Schedule;
 use crate::error::{Error, Result};
-use crate::{DraftTree, GdnDims, TreeBatch};
+use crate::{DraftTree, GdnDims};
 
 const OP: &str = "tree-gdn-dispatch";
 
@@ -44,15 +44,6 @@ impl Design {
     /// [`Error::Value`] for a name that is none.
     pub fn from_env() -> Result<Option<Self>> {
         std::env::var(Self::ENV).ok().map(|name| name.parse()).transpose()
-    }
-
-    /// Designs of one family give a row the same bits.
-    fn family(self) -> u8 {
-        match self {
-            Self::Split => 0,
-            Self::Fused { .. } => 1,
-            Self::Chain { .. } => 2,
-        }
     }
 }
 
@@ -97,7 +88,7 @@ pub enum Dtype {
     Bf16,
 }
 
-/// What is to be verified.
+/// What is to be verified by one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
     /// Compute capability, 90 for 9.0.
@@ -110,29 +101,27 @@ pub struct Query {
     pub nodes: usize,
     /// Deepest node.
     pub depth: usize,
-    /// Every tree is a chain, and chains never share a batch with other trees: [`Self::of_chains`].
-    pub chains: bool,
+    /// Chains that are walked ([`walks`]), not solved.
+    pub walked: bool,
 }
 
 impl Query {
-    /// The query of a batch, for the designs that take any tree.
-    pub fn new(sm: u32, dtype: Dtype, dims: GdnDims, batch: &TreeBatch) -> Self {
-        let most = |of: fn(&DraftTree) -> usize| batch.trees().iter().map(of).max().unwrap_or(0);
-        Self {
-            sm,
-            dtype,
-            batch: (batch.sequences() * dims.v_heads).div_ceil(MEASURED_HEADS),
-            nodes: most(DraftTree::len),
-            depth: most(DraftTree::max_depth),
-            chains: false,
+    /// The query of trees that share a launch.
+    pub fn new<'a>(
+        sm: u32,
+        dtype: Dtype,
+        dims: GdnDims,
+        trees: impl IntoIterator<Item = &'a DraftTree>,
+        walked: bool,
+    ) -> Self {
+        let mut query = Self { sm, dtype, batch: 0, nodes: 0, depth: 0, walked };
+        for tree in trees {
+            query.batch += 1;
+            query.nodes = query.nodes.max(tree.len());
+            query.depth = query.depth.max(tree.max_depth());
         }
-    }
-
-    /// The same for callers whose batches are always chains (prompt chunks, plain decoding), whatever else runs: [`Design::Chain`] may be
-    /// chosen. Where chains and other trees meet in a batch, a chain's bits would depend on its company.
-    #[must_use]
-    pub fn of_chains(self) -> Self {
-        Self { chains: true, ..self }
+        query.batch = (query.batch * dims.v_heads).div_ceil(MEASURED_HEADS);
+        query
     }
 
     /// How far apart two queries are: another architecture first, then factors of batch, nodes and depth.
@@ -145,16 +134,35 @@ impl Query {
     }
 }
 
-/// What [`Design::ENV`] names, else the built-in table's choice, remembered for every layer and round that asks again. The variable is read
-/// once.
+/// What [`Design::ENV`] names, read once.
+fn named() -> Result<Option<Design>> {
+    static NAMED: OnceLock<Result<Option<Design>>> = OnceLock::new();
+    NAMED.get_or_init(Design::from_env).clone()
+}
+
+/// Whether a tree's f32 outputs come from `tree_gdn_serial`'s chain form, which gives other bits than the solve: a matter of its own shape
+/// alone, whatever shares its batch. [`Design::ENV`] decides for all chains when it names a design.
+///
+/// # Errors
+/// [`Error::Value`] when the variable names no design.
+pub fn walks(sm: u32, tree: &DraftTree) -> Result<bool> {
+    Ok(tree.is_chain()
+        && match named()? {
+            None => Table::built_in().walks(sm, tree.len()),
+            Some(design) => matches!(design, Design::Chain { .. }),
+        })
+}
+
+/// The design for a query: what [`Design::ENV`] names where it fits, else the built-in table's choice, remembered for every layer and round
+/// that asks again. Its bits do not depend on the batch.
 ///
 /// # Errors
 /// [`Error::Value`] when the variable names no design.
 pub fn design(query: Query) -> Result<Design> {
-    static NAMED: OnceLock<Result<Option<Design>>> = OnceLock::new();
     static CHOSEN: OnceLock<Mutex<HashMap<Query, Design>>> = OnceLock::new();
-    if let Some(design) = NAMED.get_or_init(Design::from_env).clone()? {
-        return Ok(design);
+    match named()? {
+        Some(design) if matches!(design, Design::Chain { .. }) == query.walked => return Ok(design),
+        _ => {}
     }
     let mut chosen = CHOSEN.get_or_init(Mutex::default).lock().expect("no holder of this lock panics");
     Ok(*chosen.entry(query).or_insert_with(|| Table::built_in().choose(query)))
@@ -202,32 +210,28 @@ impl Table {
             .map(Self)
     }
 
-    /// The design for a query. A row's bits must not depend on the batch, so the family of designs follows from architecture, type and
-    /// trees alone, and the batch chooses block and schedule within it, which leave the bits as they are. [`Design::Split`] where the
-    /// table has nothing for it.
+    /// Whether the measured chain of about so many nodes, alone in its batch, is faster walked than solved.
+    pub fn walks(&self, sm: u32, nodes: usize) -> bool {
+        let alone =
+            Query { sm, dtype: Dtype::F32, batch: 1, nodes, depth: nodes.saturating_sub(1), walked: true };
+        let solved = Query { walked: false, ..alone };
+        let Some(walk) = self.best(alone) else { return false };
+        self.best(solved).is_none_or(|solve| walk.at.distance(solve.at) > 0.0 || walk.us < solve.us)
+    }
+
+    /// The fastest design of the measured point that lies nearest: for a walk a chain design, else a solve; [`Design::Split`] where the
+    /// table has none.
     pub fn choose(&self, query: Query) -> Design {
-        let alone = Query { batch: 1, ..query };
-        let Some(family) = self.best(alone, |_| true).map(Design::family) else { return Design::Split };
-        self.best(query, |design| design.family() == family).unwrap_or(Design::Split)
+        self.best(query).map_or(Design::Split, |row| row.design)
     }
 
-    /// The fastest design for a query, whatever it does to the bits of a row that is also verified in another batch.
-    pub fn fastest(&self, query: Query) -> Design {
-        self.best(query, |_| true).unwrap_or(Design::Split)
-    }
-
-    /// The fastest allowed design of the measured point that lies nearest.
-    fn best(&self, query: Query, allowed: impl Fn(Design) -> bool) -> Option<Design> {
-        let fits = |row: &&Row| {
-            let chain = matches!(row.design, Design::Chain { .. });
-            row.at.dtype == query.dtype && (query.chains || !chain) && allowed(row.design)
-        };
+    fn best(&self, query: Query) -> Option<&Row> {
+        let fits = |row: &&Row| row.at.dtype == query.dtype && row.at.walked == query.walked;
         let rank = |row: &Row| (row.at.distance(query), row.us);
-        let best = self.0.iter().filter(fits).min_by(|a, b| {
+        self.0.iter().filter(fits).min_by(|a, b| {
             let (a, b) = (rank(a), rank(b));
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
-        });
-        best.map(|row| row.design)
+        })
     }
 }
 
@@ -240,38 +244,46 @@ impl Row {
             "bf16" => Dtype::Bf16,
             _ => return None,
         };
-        let (nodes, depth) = (nodes.parse().ok()?, depth.parse().ok()?);
-        let at =
-            Query { sm: sm.parse().ok()?, dtype, batch: batch.parse().ok()?, nodes, depth, chains: false };
-        Some(Self { at, design: design.parse().ok()?, us: us.parse().ok()? })
+        let design: Design = design.parse().ok()?;
+        let at = Query {
+            sm: sm.parse().ok()?,
+            dtype,
+            batch: batch.parse().ok()?,
+            nodes: nodes.parse().ok()?,
+            depth: depth.parse().ok()?,
+            walked: matches!(design, Design::Chain { .. }),
+        };
+        Some(Self { at, design, us: us.parse().ok()? })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Design, Dtype, Query, Table, design};
+    use super::{Design, Dtype, Query, Table, design, walks};
     use crate::tree_gdn::Schedule;
-    use crate::{DraftTree, GdnDims, TreeBatch};
+    use crate::{DraftTree, GdnDims};
 
     const TEXT: &str = "sm\tdtype\tbatch\tnodes\tdepth\tdesign\tus
+90\tf32\t1\t4\t3\tfused-v32-chains\t5
+90\tf32\t1\t4\t3\tchain-v32\t6
 90\tf32\t1\t16\t15\tfused-v32-chains\t10
 90\tf32\t1\t16\t15\tchain-v32\t5
-90\tf32\t16\t16\t15\tfused-v128-chains\t4
-90\tf32\t16\t16\t15\tchain-v128\t6
+90\tf32\t16\t16\t15\tchain-v128\t60
+90\tf32\t16\t16\t15\tfused-v128-chains\t40
+90\tf32\t1\t256\t255\tchain-v32\t50
 90\tf32\t1\t64\t8\tfused-v32-levels\t11
 90\tf32\t16\t64\t8\tfused-v128-levels\t50
 90\tbf16\t1\t64\t8\tfused-v64-levels\t9";
 
-    fn query(batch: usize, tree: DraftTree) -> Query {
-        let slots = (0..batch as i32).collect();
+    fn query(batch: usize, tree: &DraftTree, walked: bool) -> Query {
         let dims = GdnDims::new(16, 32, 128, 128).unwrap();
-        Query::new(90, Dtype::F32, dims, &TreeBatch::new(vec![tree; batch], slots).unwrap())
+        Query::new(90, Dtype::F32, dims, std::iter::repeat_n(tree, batch), walked)
     }
 
     #[test]
     fn the_nearest_measured_point_decides() {
-        let table = Table::parse(TEXT).unwrap();
-        let bole = |batch| query(batch, DraftTree::bole(80, 1).unwrap());
+        let (table, bole) = (Table::parse(TEXT).unwrap(), DraftTree::bole(80, 1).unwrap());
+        let bole = |batch| query(batch, &bole, false);
         let fused = |columns| Design::Fused { columns, schedule: Schedule::Levels };
         assert_eq!(table.choose(bole(1)), fused(32));
         assert_eq!(table.choose(bole(12)), fused(128));
@@ -281,18 +293,20 @@ mod tests {
     }
 
     #[test]
-    fn the_batch_changes_blocks_but_no_bits() {
+    fn a_chain_is_walked_by_its_own_length_and_the_batch_chooses_the_block() {
         let table = Table::parse(TEXT).unwrap();
-        let chain = |batch| query(batch, DraftTree::chain(16).unwrap()).of_chains();
-        assert_eq!(table.choose(chain(1)), Design::Chain { columns: 32 });
-        assert_eq!(table.choose(chain(16)), Design::Chain { columns: 128 }, "the family of batch 1");
-        let fastest = Design::Fused { columns: 128, schedule: Schedule::Chains };
-        assert_eq!(table.fastest(chain(16)), fastest);
-        let among_trees = query(16, DraftTree::chain(16).unwrap());
-        assert!(
-            matches!(table.choose(among_trees), Design::Fused { .. }),
-            "chains that may meet other trees"
+        for (nodes, walked) in [(1, false), (4, false), (16, true), (30, true), (256, true)] {
+            assert_eq!(table.walks(90, nodes), walked, "{nodes} nodes");
+        }
+        assert!(!Table(Vec::new()).walks(90, 16));
+        let chain = DraftTree::chain(16).unwrap();
+        assert_eq!(table.choose(query(1, &chain, true)), Design::Chain { columns: 32 });
+        assert_eq!(
+            table.choose(query(16, &chain, true)),
+            Design::Chain { columns: 128 },
+            "though a solve is faster"
         );
+        assert!(!walks(90, &DraftTree::balanced(2, 2).unwrap()).unwrap());
     }
 
     #[test]
@@ -313,11 +327,11 @@ mod tests {
         assert_eq!(Table::parse(text).unwrap(), *Table::built_in());
         for nodes in [1, 3, 17, 100, 256] {
             for batch in [1, 5, 32] {
-                let query = query(batch, DraftTree::chain(nodes).unwrap());
-                assert!(
-                    matches!(design(query).unwrap(), Design::Fused { .. }),
-                    "{nodes} nodes, batch {batch}"
-                );
+                let chain = DraftTree::chain(nodes).unwrap();
+                let solve = design(query(batch, &chain, false)).unwrap();
+                assert!(matches!(solve, Design::Fused { .. }), "{nodes} nodes, batch {batch}");
+                let walk = design(query(batch, &chain, true)).unwrap();
+                assert!(matches!(walk, Design::Chain { .. }), "{nodes} nodes, batch {batch}");
             }
         }
     }

@@ -199,6 +199,7 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];
     const int col0 = blockIdx.x * NV;
+    if (slot < -1) return;  // another launch's
     if (slot < 0) {
         for (int idx = tid; idx < nodes * NV; idx += THREADS) {
             const size_t at = ((size_t)(first + idx / NV) * a.v_heads + hv) * kDv + col0 + idx % NV;

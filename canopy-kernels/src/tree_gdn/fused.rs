@@ -134,11 +134,11 @@ struct Block {
     shared: usize,
 }
 
-/// The smallest of the built blocks of `columns` value columns for trees of up to `nodes` nodes.
-fn block<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize, commits: bool) -> Option<Block> {
+/// The smallest of the built blocks of `columns` value columns that takes the largest tree.
+fn block<Out: Tier>(tree: &TreeOnDevice, columns: usize, commits: bool) -> Option<Block> {
     let (shapes, symbols) =
         if commits { (COMMIT_SHAPES, Out::COMMIT_SYMBOLS) } else { (SHAPES, Out::SYMBOLS) };
-    let at = shapes.iter().position(|&(most, width, _)| most >= nodes && width == columns)?;
+    let at = shapes.iter().position(|&(most, width, _)| most >= tree.most_nodes && width == columns)?;
     let (most, width, threads) = shapes[at];
     let tiles = (2 * most + Out::PARTS * width) * 256;
     // R and exp(g_cum) q S0 lie over the tiles
@@ -148,8 +148,8 @@ fn block<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize, commits: 
 }
 
 /// Bytes of shared memory of one block of `columns` value columns, `None` where no such block is built.
-pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, nodes: usize, columns: usize) -> Option<usize> {
-    block::<Out>(tree, nodes, columns, false).map(|block| block.shared)
+pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, columns: usize) -> Option<usize> {
+    block::<Out>(tree, columns, false).map(|block| block.shared)
 }
 
 /// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32, 64 or 128). Reads the pool only.
@@ -247,14 +247,13 @@ fn prepare<Out: Tier>(
     tree: &TreeOnDevice,
     (columns, commits): (usize, bool),
 ) -> Result<(CudaFunction, LaunchConfig)> {
-    let most = super::launch::max_nodes(batch);
+    let most = tree.most_nodes;
     let unsupported = || Error::Unsupported {
         op: OP,
         wanted: format!("{most} nodes in blocks of {columns} value columns"),
         built: if commits { "32 columns to 256 nodes, 128 columns to 128 nodes" } else { BUILT },
     };
-    let Block { symbol, threads, shared } =
-        block::<Out>(tree, most, columns, commits).ok_or_else(unsupported)?;
+    let Block { symbol, threads, shared } = block::<Out>(tree, columns, commits).ok_or_else(unsupported)?;
     let kernels = Kernels::on(stream.context())?;
     let image = if commits { "tree_gdn/fused_commit" } else { "tree_gdn/fused" };
     let function = kernels.function(OP, image, symbol)?;

@@ -55,7 +55,7 @@ pub fn scratch_len(dims: GdnDims, batch: &TreeBatch) -> usize {
     batch.sequences() * dims.k_heads * tiles(batch) * 2 * TILE * TILE
 }
 
-pub(super) fn max_nodes(batch: &TreeBatch) -> usize {
+fn max_nodes(batch: &TreeBatch) -> usize {
     batch.trees().iter().map(crate::DraftTree::len).max().unwrap_or(0)
 }
 

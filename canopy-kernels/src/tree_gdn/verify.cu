@@ -234,6 +234,7 @@ __device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const floa
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];
     const int col = blockIdx.x * kTile + lane;
+    if (slot < -1) return;  // another launch's
     if (slot < 0) {
         for (int i = warp; i < nodes; i += kWarps) {
             const size_t at = ((size_t)(first + i) * a.v_heads + hv) * kDv + col;

@@ -185,7 +185,7 @@ pub fn verify<T: Element>(
     Ok(())
 }
 
-/// Walks every chain of `batch` with the state in registers (one launch, blocks of 32, 64 or 128 value columns).
+/// Walks every chain of `tree` ([`TreeOnDevice::part`] leaves the others out) with the state in registers (one launch, blocks of 32, 64 or 128 value columns).
 ///
 /// # Errors
 /// A tree that is no chain, any wrong length, an unsupported head size or block, or a slot outside the pool, before anything is launched.
@@ -203,7 +203,8 @@ pub fn chain<T: Element>(
     expect_len(CHAIN, "o", &[rows, dims.v_heads, dims.dv], o.len())?;
     expect_len(CHAIN, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
     expect_len(CHAIN, "g_cum", &[rows, dims.v_heads], g_cum.len())?;
-    if let Some(at) = batch.trees().iter().position(|tree| !tree.is_chain()) {
+    if let Some(at) = batch.trees().iter().zip(&tree.kept).position(|(tree, &kept)| kept && !tree.is_chain())
+    {
         let got = format!("tree {at} of the batch branches");
         return Err(Error::Value { op: CHAIN, arg: "trees", expected: "chains".into(), got });
     }

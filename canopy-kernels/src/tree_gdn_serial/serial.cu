@@ -175,6 +175,7 @@ __device__ void snapshots(SerialArgs a, const T* qkv, const float* gates, const 
     __shared__ Stage<ROWS> stages[2];
     __shared__ int parent[256];
     const Place at = place(a, cu_nodes, slots, 32 * ROWS);
+    if (at.slot < -1) return;  // another launch's
     if (at.slot < 0) return clear(a, at, o, 32 * ROWS);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = lane / 4, row0 = (warp * 4 + lane % 4) * ROWS;
     const size_t plane = (size_t)a.v_heads * kDv, size = plane * kDk;
@@ -216,6 +217,7 @@ __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* sta
                       float* u, float* g_cum) {
     __shared__ Stage<ROWS> stages[2];
     const Place at = place(a, cu_nodes, slots, 32 * ROWS);
+    if (at.slot < -1) return;  // another launch's
     if (at.slot < 0) {
         clear(a, at, o, 32 * ROWS);
         clear(a, at, u, 32 * ROWS);

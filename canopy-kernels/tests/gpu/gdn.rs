@@ -24,14 +24,16 @@ pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn::wrong_lengths_are_refused_by_name", refused),
 ];
 
-struct Output {
-    o: Vec<f32>,
-    u: Vec<f32>,
-    g_cum: Vec<f32>,
-    state: Vec<f32>,
+/// What verify and commit wrote.
+pub struct Output {
+    pub o: Vec<f32>,
+    pub u: Vec<f32>,
+    pub g_cum: Vec<f32>,
+    pub state: Vec<f32>,
 }
 
-fn run<T: launch::Element + Clone + Default>(
+/// Verifies a case in the split design and commits `paths`.
+pub fn run<T: launch::Element + Clone + Default>(
     stream: &Arc<CudaStream>,
     case: &Case,
     paths: &[Vec<usize>],

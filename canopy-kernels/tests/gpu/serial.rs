@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
-use canopy_kernels::tree_gdn::oracle;
+use canopy_kernels::tree_gdn::{self, fused, oracle};
 use canopy_kernels::tree_gdn_serial::launch::{self, Element, Pool};
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 use cudarc::driver::CudaStream;
@@ -24,6 +24,7 @@ pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn_serial::a_nan_reaches_descendants_only", nan),
     ("tree_gdn_serial::infinite_log_gates_forget_everything", infinite_gates),
     ("tree_gdn_serial::five_runs_are_byte_identical", repeat),
+    ("tree_gdn_serial::chains_and_solved_trees_share_a_batch", shared_batch),
     ("tree_gdn_serial::wrong_arguments_are_refused_by_name", refused),
 ];
 
@@ -343,6 +344,101 @@ fn repeat(stream: &Arc<CudaStream>) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Chains walked and trees solved by two launches into the same buffers: each row has the bits of its sequence alone in its own form.
+fn shared_batch(stream: &Arc<CudaStream>) -> Result<(), String> {
+    let dims = small();
+    let chain_of = |nodes| DraftTree::chain(nodes).map_err(text);
+    let trees = vec![
+        chain_of(7)?,
+        DraftTree::random(21, 3).map_err(text)?,
+        chain_of(1)?,
+        DraftTree::bole(64, 2).map_err(text)?,
+        chain_of(5)?,
+    ];
+    let batch = TreeBatch::new(trees, vec![3, 0, 2, 1, -1]).map_err(text)?;
+    let walked: Vec<bool> = batch.trees().iter().map(DraftTree::is_chain).collect();
+    let solved: Vec<bool> = walked.iter().map(|walked| !walked).collect();
+    let case = Case::new(dims, batch, 4, Hardness::Random, round_bf16, 19);
+    let qkv: Vec<bf16> = case.qkv.iter().map(|&x| bf16::from_f32(x)).collect();
+    let (qkv, gates) =
+        (stream.clone_htod(&qkv).map_err(text)?, stream.clone_htod(&case.gates).map_err(text)?);
+    let state = stream.clone_htod(&case.state).map_err(text)?;
+    let poison = |n: usize| stream.clone_htod(&vec![f32::NAN; n]).map_err(text);
+    let planes = case.batch.rows() * dims.v_heads;
+    for split in [false, true] {
+        let (mut o, mut u, mut g_cum) =
+            (poison(planes * dims.dv)?, poison(planes * dims.dv)?, poison(planes)?);
+        let tree = TreeOnDevice::part(stream, &case.batch, &solved).map_err(text)?;
+        let (rows, weights, pool) = (qkv.as_view(), gates.as_view(), state.as_view());
+        let planes = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+        if split {
+            let mut scratch = poison(tree_gdn::launch::scratch_len(dims, &case.batch))?;
+            let buffers = tree_gdn::launch::VerifyBuffers {
+                qkv: rows,
+                gates: weights,
+                state: pool,
+                scratch: &mut scratch,
+                o: planes.0,
+                u: planes.1,
+                g_cum: planes.2,
+            };
+            tree_gdn::launch::verify(stream, dims, &case.batch, &tree, buffers).map_err(text)?;
+        } else {
+            let buffers = fused::FusedBuffers {
+                qkv: rows,
+                gates: weights,
+                state: pool,
+                o: planes.0,
+                u: planes.1,
+                g_cum: planes.2,
+            };
+            fused::verify::<f32>(stream, dims, &case.batch, &tree, 32, buffers).map_err(text)?;
+        }
+        let tree = TreeOnDevice::part(stream, &case.batch, &walked).map_err(text)?;
+        let buffers = launch::ChainBuffers {
+            qkv: qkv.as_view(),
+            gates: gates.as_view(),
+            state: Pool::Read(state.as_view()),
+            o: o.as_view_mut(),
+            u: u.as_view_mut(),
+            g_cum: g_cum.as_view_mut(),
+        };
+        launch::chain(stream, dims, &case.batch, &tree, 32, buffers).map_err(text)?;
+        let [o, u, g_cum] = [&o, &u, &g_cum].map(|x| stream.clone_dtoh(x).map_err(text));
+        let (o, u, g_cum) = (bits(&o?), bits(&u?), bits(&g_cum?));
+        for (first, tree, slot) in case.batch.iter() {
+            let (rows, plane) = (first..first + tree.len(), dims.v_heads * dims.dv);
+            let part = |x: &[u32], width: usize| x[rows.start * width..rows.end * width].to_vec();
+            let got = [part(&o, plane), part(&u, plane), part(&g_cum, dims.v_heads)];
+            let want = match slot {
+                None => got.clone().map(|x| vec![0; x.len()]),
+                Some(slot) => alone(stream, &case.alone(first, tree, slot), split)?,
+            };
+            if got != want {
+                return Err(format!(
+                    "a tree of {} nodes differs from its run alone (split {split})",
+                    tree.len()
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `o`, `u` and `g_cum` of a case with one tree: a chain walked, another tree solved.
+fn alone(stream: &Arc<CudaStream>, case: &Case, split: bool) -> Result<[Vec<u32>; 3], String> {
+    if case.batch.trees()[0].is_chain() {
+        let got = chain::<bf16>(stream, case, 32, false, bf16::from_f32)?;
+        return Ok([got.out.o, bits(&got.u), bits(&got.g_cum)]);
+    }
+    if split {
+        let got = crate::gdn::run::<bf16>(stream, case, &[vec![]], bf16::from_f32)?;
+        return Ok([bits(&got.o), bits(&got.u), bits(&got.g_cum)]);
+    }
+    let got = crate::fused::run::<f32>(stream, case, None, 32, (f32::NAN, |x| x))?;
+    Ok([bits(&got.o), bits(&got.u), bits(&got.g_cum)])
 }
 
 fn refused(stream: &Arc<CudaStream>) -> Result<(), String> {
