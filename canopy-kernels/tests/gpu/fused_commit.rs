@@ -108,13 +108,16 @@ fn to_last(batch: &TreeBatch) -> Vec<Vec<usize>> {
     batch.trees().iter().map(|tree| tree.path(tree.len() - 1)).collect()
 }
 
+/// The bits of outputs.
+type Bits<Out> = fn(&[Out]) -> Vec<u32>;
+
 /// Both ways on the same inputs, with one tier.
 fn both<Out: Clone + fused::Tier>(
     stream: &Arc<CudaStream>,
     [first, second]: [&[DraftTree]; 2],
     slots: &[i32],
     columns: usize,
-    (nan, to_bits): (Out, fn(&[Out]) -> Vec<u32>),
+    (nan, to_bits): (Out, Bits<Out>),
 ) -> Result<(), String> {
     let mut last = Round::new(stream, first, slots, 31)?;
     let mut now = Round::new(stream, second, slots, 32)?;
