@@ -39,9 +39,16 @@ fn build() -> Result<(), String> {
             .and_then(Path::file_name)
             .and_then(|room| room.to_str())
             .ok_or("a .cu file without a room")?;
+        // a file for Hopper's own instructions
+        let only: Vec<&str> =
+            archs.iter().copied().filter(|arch| arch.starts_with("90")).map(|_| "90a").take(1).collect();
+        let archs = if name.ends_with("_sm90a") { &only } else { &archs };
+        if archs.is_empty() {
+            continue;
+        }
         let fatbin = out.join(format!("{room}_{name}.fatbin"));
         match &nvcc {
-            Some(nvcc) => log.push_str(&compile(nvcc, &archs, &source, &fatbin)?),
+            Some(nvcc) => log.push_str(&compile(nvcc, archs, &source, &fatbin)?),
             None => fs::write(&fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()))?,
         }
         let _ = writeln!(table, "    (\"{room}/{name}\", include_bytes!({fatbin:?})),");

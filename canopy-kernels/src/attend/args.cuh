@@ -47,6 +47,18 @@ __device__ __forceinline__ int2 sight(const AttendArgs& a, int context, int end,
     return make_int2(max(0, at + 1 - reach), a.causal ? at + 1 : ahead);
 }
 
+// One row of a CTA's tile: the keys in position order that it sees, its packed row, its place in out (-1: the tile has no such row).
+struct __align__(16) Row {
+    int from, to, packed, place;
+};
+
+// Which of the 32 keys from `key` on (a multiple of 32) a row sees: by its path's mask, or by its range.
+__device__ __forceinline__ uint32_t seen_keys(const Row& row, const uint32_t* mask, bool paths, int key) {
+    if (paths) return mask[(size_t)row.packed * kMaskWords + key / 32];
+    const auto below = [](int n) { return n >= 32 ? ~0u : (1u << max(n, 0)) - 1u; };
+    return below(row.to - key) & ~below(row.from - key);
+}
+
 template <int D>
 __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* lens, const int* slots, const int* cu_nodes) {
     Walk w;
@@ -60,7 +72,7 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.tile = sight(a, w.context, w.end, 0).x / kTileKeys<D>;
     w.tiles = (w.end + kTileKeys<D> - 1) / kTileKeys<D> - w.tile;
     const int row_tiles = (w.rows * (int)(a.q_heads / a.kv_heads) + 63) / 64;
-    const int most = min(max(kSplitBlocks / max((int)a.kv_heads * row_tiles, 1), 1), kMostSplits);
+    const int most = max(min(kSplitBlocks / max((int)a.kv_heads * row_tiles, 1), kMostSplits) - (w.tree ? 1 : 0), 1);
     w.per = max((w.tiles + most - 1) / most, kLeastKeys / kTileKeys<D>);
     w.splits = (w.tiles + w.per - 1) / w.per;
     return w;

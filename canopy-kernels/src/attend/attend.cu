@@ -9,6 +9,7 @@
 // see one are marked by the sign of l, for merge.cu to settle in float64.
 #include "args.cuh"
 #include "canopy/mma.cuh"
+#include "lanes.cuh"
 
 namespace canopy {
 
@@ -32,28 +33,6 @@ __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t addre
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
-}
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// x, as a value that the compiler cannot keep in registers over a loop: addresses made from it are made anew in every turn.
-__device__ __forceinline__ int anew(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(kFull, x, 1));
-    return fmaxf(x, __shfl_xor_sync(kFull, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(kFull, x, 1);
-    return x + __shfl_xor_sync(kFull, x, 2);
 }
 
 // Waits for the two warps that share rows.

@@ -44,7 +44,11 @@ impl Output for f32 {
     const MERGE: [&'static str; 2] = ["attend_merge_d256_f32", "attend_merge_d128_f32"];
 }
 
-/// How many (row, query head) pairs a CTA takes, and how it holds its keys. The bits do not depend on it.
+/// The file of the tiles on warpgroup products.
+const WARPGROUPS: &str = "attend/attend_sm90a";
+
+/// How many (row, query head) pairs a CTA takes, and how it holds its keys. The bits do not depend on it within a family: the first three
+/// are one, the last two the other, and a device uses one family only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tile {
     /// 128 rows, two stages of keys.
@@ -53,38 +57,62 @@ pub enum Tile {
     Narrow,
     /// 64 rows, one stage: fits a device with 99 KiB of shared memory a block.
     Tight,
+    /// 128 rows by two warpgroups, compute capability 9.0 only.
+    Groups,
+    /// 64 rows by one warpgroup, compute capability 9.0 only.
+    Group,
 }
 
 impl Tile {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Wide, Self::Narrow, Self::Tight];
-
     /// The tile for streams of up to `pairs` (row, query head of a group) pairs, on a device whose blocks may have `limit` bytes of
-    /// shared memory.
-    pub fn pick(pairs: usize, head_dim: usize, limit: usize) -> Self {
-        let best = if pairs > 64 { Self::Wide } else { Self::Narrow };
+    /// shared memory and that has warpgroup products or not.
+    pub fn pick(pairs: usize, head_dim: usize, limit: usize, warpgroups: bool) -> Self {
+        let [wide, narrow] =
+            if warpgroups { [Self::Groups, Self::Group] } else { [Self::Wide, Self::Narrow] };
+        let best = if pairs > 64 { wide } else { narrow };
         if best.shared(head_dim) <= limit { best } else { Self::Tight }
     }
 
+    /// The families that run on the device of `stream`; the default tiles are of the first.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn families(stream: &Arc<CudaStream>) -> Result<Vec<&'static [Self]>> {
+        let kernels = Kernels::on(stream.context())?;
+        let mut families: Vec<&[Self]> = vec![&[Self::Wide, Self::Narrow, Self::Tight]];
+        if Self::Wide.shared(256) > kernels.shared_limit() {
+            families = vec![&[Self::Tight]];
+        }
+        if kernels.has(WARPGROUPS) {
+            families.insert(0, &[Self::Groups, Self::Group]);
+        }
+        Ok(families)
+    }
+
     fn rows(self) -> usize {
-        if self == Self::Wide { 128 } else { 64 }
+        if matches!(self, Self::Wide | Self::Groups) { 128 } else { 64 }
     }
 
-    /// Bytes of shared memory (attend.cu `Shape::kBytes`).
+    /// Bytes of shared memory (`Shape::kBytes` of attend.cu, `Wide::kBytes` of attend_sm90a.cu).
     pub fn shared(self, head_dim: usize) -> usize {
-        let (rows, stages) = (self.rows(), if self == Self::Tight { 1 } else { 2 });
-        let weights = if self == Self::Tight { 0 } else { 2 * rows * tile_keys(head_dim) };
-        2 * rows * head_dim + 4 * stages * tile_keys(head_dim) * head_dim + weights + 24 * rows + 16
+        let (rows, keys) = (self.rows(), tile_keys(head_dim));
+        let (stages, weights, lists) = match self {
+            Self::Wide | Self::Narrow => (2, 2 * rows * keys, 24 * rows),
+            Self::Tight => (1, 0, 24 * rows),
+            Self::Groups | Self::Group => (2, 0, 16 * rows),
+        };
+        2 * rows * head_dim + 4 * stages * keys * head_dim + weights + lists + 16
     }
 
-    fn symbol(self, head_dim: usize) -> &'static str {
-        match (self, head_dim) {
-            (Self::Wide, 256) => "attend_d256_r128_s2",
-            (Self::Narrow, 256) => "attend_d256_r64_s2",
-            (Self::Tight, 256) => "attend_d256_r64_s1",
-            (Self::Wide, _) => "attend_d128_r128_s2",
-            (Self::Narrow, _) => "attend_d128_r64_s2",
-            (Self::Tight, _) => "attend_d128_r64_s1",
+    /// Image, and symbols for head widths 256 and 128.
+    fn kernel(self) -> (&'static str, [&'static str; 2]) {
+        const PLAIN: &str = "attend/attend";
+        match self {
+            Self::Wide => (PLAIN, ["attend_d256_r128_s2", "attend_d128_r128_s2"]),
+            Self::Narrow => (PLAIN, ["attend_d256_r64_s2", "attend_d128_r64_s2"]),
+            Self::Tight => (PLAIN, ["attend_d256_r64_s1", "attend_d128_r64_s1"]),
+            Self::Groups => (WARPGROUPS, ["attend_sm90a_d256_r128", "attend_sm90a_d128_r128"]),
+            Self::Group => (WARPGROUPS, ["attend_sm90a_d256_r64", "attend_sm90a_d128_r64"]),
         }
     }
 }
@@ -135,9 +163,12 @@ impl Streams<'_> {
 /// Most parts of one stream: args.cuh `walk_of`.
 fn parts(dims: AttnDims, counts: impl Iterator<Item = usize>, tree: bool) -> usize {
     let group = dims.q_heads / dims.kv_heads;
-    let splits =
-        |rows: usize| (SPLIT_BLOCKS / (dims.kv_heads * (rows * group).div_ceil(64))).clamp(1, MOST_SPLITS);
-    counts.filter(|&rows| rows > 0).map(splits).max().unwrap_or(0) + usize::from(tree)
+    let paths = usize::from(tree);
+    let splits = |rows: usize| {
+        let all = (SPLIT_BLOCKS / (dims.kv_heads * (rows * group).div_ceil(64))).min(MOST_SPLITS);
+        all.saturating_sub(paths).max(1)
+    };
+    counts.filter(|&rows| rows > 0).map(splits).max().unwrap_or(0) + paths
 }
 
 /// Elements of scratch for streams of `counts` rows.
@@ -194,7 +225,9 @@ pub(crate) fn launch<Out: Output>(
     let group = dims.q_heads / dims.kv_heads;
     let pairs = group * streams.counts.iter().copied().max().unwrap_or(0);
     let kernels = Kernels::on(stream.context())?;
-    let tile = tile.unwrap_or_else(|| Tile::pick(pairs, dims.head_dim, kernels.shared_limit()));
+    let pick = || Tile::pick(pairs, dims.head_dim, kernels.shared_limit(), kernels.has(WARPGROUPS));
+    let tile = tile.unwrap_or_else(pick);
+    let width = usize::from(dims.head_dim == 128);
     let (block_size, window, causal) = streams.block;
     let args = AttendArgs {
         q_heads: dims.q_heads as u32,
@@ -212,7 +245,8 @@ pub(crate) fn launch<Out: Output>(
     let mut part_ml = rest;
     // blocks have no node arrays: the kernels do not read these places
     let nowhere = streams.slots.device_ptr(stream).0;
-    let function = kernels.function(op, "attend/attend", tile.symbol(dims.head_dim))?;
+    let (image, symbols) = tile.kernel();
+    let function = kernels.function(op, image, symbols[width])?;
     let config = LaunchConfig {
         grid_dim: (
             (dims.kv_heads * pairs.div_ceil(tile.rows())) as u32,
@@ -232,8 +266,7 @@ pub(crate) fn launch<Out: Output>(
     // SAFETY: lengths checked by `check` and above; lengths and slots that do not fit are left out by the kernel.
     unsafe { first.launch(config) }.map_err(driver)?;
 
-    let symbol = Out::MERGE[usize::from(dims.head_dim == 128)];
-    let function = kernels.function(op, "attend/merge", symbol)?;
+    let function = kernels.function(op, "attend/merge", Out::MERGE[width])?;
     let config = LaunchConfig {
         grid_dim: (heads.div_ceil(512 / dims.head_dim) as u32, 1, 1),
         block_dim: (128, 1, 1),
@@ -257,15 +290,20 @@ mod tests {
 
     #[test]
     fn tiles_follow_the_rows_and_the_shared_memory() {
-        for (pairs, head_dim, limit, tile) in [
-            (4, 256, 232_448, Tile::Narrow),
-            (64, 128, 232_448, Tile::Narrow),
-            (65, 256, 232_448, Tile::Wide),
-            (65, 256, 166_912, Tile::Tight),
-            (4, 256, 101_376, Tile::Tight),
-            (1024, 128, 101_376, Tile::Tight),
+        for (pairs, head_dim, limit, warpgroups, tile) in [
+            (4, 256, 232_448, false, Tile::Narrow),
+            (64, 128, 232_448, true, Tile::Group),
+            (65, 256, 232_448, false, Tile::Wide),
+            (65, 256, 232_448, true, Tile::Groups),
+            (65, 256, 166_912, false, Tile::Tight),
+            (4, 256, 101_376, false, Tile::Tight),
+            (1024, 128, 101_376, false, Tile::Tight),
         ] {
-            assert_eq!(Tile::pick(pairs, head_dim, limit), tile, "{pairs} pairs x {head_dim}, {limit} bytes");
+            assert_eq!(
+                Tile::pick(pairs, head_dim, limit, warpgroups),
+                tile,
+                "{pairs} pairs x {head_dim}, {limit} bytes"
+            );
             assert!(tile.shared(head_dim) <= limit);
         }
     }
@@ -273,7 +311,7 @@ mod tests {
     #[test]
     fn parts_follow_the_rows() {
         let dims = AttnDims::new(16, 4, 256).unwrap();
-        for (rows, parts_of) in [(1, 33), (16, 33), (64, 17), (128, 9), (256, 5)] {
+        for (rows, parts_of) in [(1, 32), (16, 32), (64, 16), (128, 8), (256, 4)] {
             assert_eq!(parts(dims, [rows].into_iter(), true), parts_of, "{rows} rows");
         }
         assert_eq!(parts(AttnDims::new(32, 8, 128).unwrap(), [16].into_iter(), false), 32);

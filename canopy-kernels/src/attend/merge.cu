@@ -1,17 +1,11 @@
 // Adds the parts that attend.cu left: the splits in key order, then the paths. Where a row's output is not finite, or attend.cu marked the
 // row, the CTA does its sums again in float64 over the keys that the row sees; an output that float64 leaves finite keeps its bits.
 #include "args.cuh"
-#include "canopy/numeric.cuh"
+#include "lanes.cuh"
 
 namespace canopy {
 
 constexpr int kMergeThreads = 128;
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 __device__ __forceinline__ double warp_sum(double x) {
 #pragma unroll
@@ -111,24 +105,35 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
     float acc[4] = {0.f, 0.f, 0.f, 0.f};
     bool doubtful = false;
     if (present && h.w.fits) {
-        const int parts = h.w.parts();
-        float top = -INFINITY, sum = 0.f;
-        for (int part = 0; part < parts; ++part) {
-            const float2 ml = part_ml[part * heads + index];
-            top = fmaxf(top, ml.x);
-            doubtful |= signbit(ml.y) != 0;
-        }
+        constexpr int kAhead = 16;
+        const int parts = h.w.parts(), mine = threadIdx.x % 32;  // a lane of the warp weighs one part for all
+        const float2 ml = mine < parts ? part_ml[mine * heads + index] : make_float2(-INFINITY, 0.f);
+        float4 held[kAhead];
+        const float* from = part_o + index * D + 4 * lane;
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n)
+            if (n < parts) held[n] = load4(from + n * heads * D);
+        float top = ml.x;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
         const float shift = top == -INFINITY ? 0.f : top;
-#pragma unroll 4
-        for (int part = 0; part < parts; ++part) {
-            const float2 ml = part_ml[part * heads + index];
-            const float4 o = load4(part_o + (part * heads + index) * D + 4 * lane);
-            const float down = power_of_two((ml.x - shift) * a.scale);
-            sum = fmaf(fabsf(ml.y), down, sum);
-            acc[0] = fmaf(o.x, down, acc[0]);
-            acc[1] = fmaf(o.y, down, acc[1]);
-            acc[2] = fmaf(o.z, down, acc[2]);
-            acc[3] = fmaf(o.w, down, acc[3]);
+        const float down = power_of_two((ml.x - shift) * a.scale), share = fabsf(ml.y) * down;
+        doubtful = __any_sync(kFull, signbit(ml.y) != 0);
+        float sum = 0.f;
+        for (int first = 0; first < parts; first += kAhead) {
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n) {
+                if (first + n >= parts) break;
+                const float times = __shfl_sync(kFull, down, first + n);
+                sum += __shfl_sync(kFull, share, first + n);
+                acc[0] = fmaf(held[n].x, times, acc[0]);
+                acc[1] = fmaf(held[n].y, times, acc[1]);
+                acc[2] = fmaf(held[n].z, times, acc[2]);
+                acc[3] = fmaf(held[n].w, times, acc[3]);
+            }
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n)
+                if (first + kAhead + n < parts) held[n] = load4(from + (first + kAhead + n) * heads * D);
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -156,7 +161,7 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
 }  // namespace canopy
 
 #define CANOPY_MERGE(D, NAME, OUT)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128, 6) attend_merge_d##D##_##NAME(                                                  \
+    extern "C" __global__ void __launch_bounds__(128, 4) attend_merge_d##D##_##NAME(                                                  \
         const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,      \
         const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence, const float* part_o,    \
         const float2* part_ml, OUT* out) {                                                                                         \

@@ -53,7 +53,8 @@ impl Kernels {
         let load = |(name, image): &(&'static str, &[u8])| {
             Ok((*name, context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver)?))
         };
-        let modules = FATBINS.iter().map(load).collect::<Result<HashMap<_, _>>>()?;
+        let runs_here = |(name, _): &&(&'static str, &[u8])| !name.ends_with("_sm90a") || sm == 90;
+        let modules = FATBINS.iter().filter(runs_here).map(load).collect::<Result<HashMap<_, _>>>()?;
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(driver)?;
         let kernels = Arc::new(Self { modules, shared_limit, sm, functions: Mutex::default() });
@@ -91,6 +92,11 @@ impl Kernels {
     /// Compute capability of the device, 90 for 9.0.
     pub fn sm(&self) -> u32 {
         self.sm
+    }
+
+    /// Whether this build has `image` (room/file) for this device; files named `_sm90a` are for compute capability 9.0 alone.
+    pub fn has(&self, image: &str) -> bool {
+        self.modules.contains_key(image)
     }
 
     /// Bytes of shared memory that a block of this device may have.

@@ -102,13 +102,17 @@ impl Scene {
         self.pools.truth(&self.rows()).worst(what, &got, Out::ROUNDED)
     }
 
-    /// The f32 outputs of every tile against the truth, and their bits against each other.
+    /// The f32 outputs of every tile against the truth, and their bits against each other within a family.
     fn check_tiles(&self, stream: &Arc<CudaStream>, what: &str) -> Result<f64, String> {
         let truth = self.pools.truth(&self.rows());
-        let wide = self.run::<f32>(stream, Some(Tile::Wide))?;
-        let worst = truth.worst(what, &wide, false)?;
-        for tile in [Tile::Narrow, Tile::Tight] {
-            same(&format!("{what}, {tile:?} and wide tiles"), &self.run::<f32>(stream, Some(tile))?, &wide)?;
+        let mut worst = 0.0f64;
+        for family in Tile::families(stream).map_err(text)? {
+            let first = self.run::<f32>(stream, Some(family[0]))?;
+            worst = worst.max(truth.worst(&format!("{what}, {:?}", family[0]), &first, false)?);
+            for &tile in &family[1..] {
+                let what = format!("{what}, {tile:?} and {:?}", family[0]);
+                same(&what, &self.run::<f32>(stream, Some(tile))?, &first)?;
+            }
         }
         Ok(worst)
     }
@@ -232,7 +236,7 @@ fn batches(stream: &Arc<CudaStream>) -> Result<(), String> {
         for (b, (first, tree, slot)) in scene.batch.iter().enumerate() {
             let Some(slot) = slot else { continue };
             let rows = scene.heads(first).start..scene.heads(first + tree.len() - 1).end;
-            for (tile, to) in [(None, slot), (Some(Tile::Tight), 3)] {
+            for to in [slot, 3] {
                 let mut alone = scene.clone();
                 alone.batch = TreeBatch::single(tree.clone(), to);
                 alone.lens = vec![scene.lens[b]];
@@ -243,7 +247,7 @@ fn batches(stream: &Arc<CudaStream>) -> Result<(), String> {
                 }
                 same(
                     &format!("tree {b} in slot {to}"),
-                    &alone.run::<f32>(stream, tile)?,
+                    &alone.run::<f32>(stream, None)?,
                     &together[rows.clone()],
                 )?;
             }
@@ -269,7 +273,7 @@ fn isolation(stream: &Arc<CudaStream>) -> Result<(), String> {
     for dims in small() {
         let tree = DraftTree::random(40, 9).map_err(text)?;
         let scene = Scene::single(dims, tree.clone(), 300, 2);
-        let clean = scene.run::<f32>(stream, None)?;
+        let families = Tile::families(stream).map_err(text)?;
         for poison in POISONS {
             for in_values in [false, true] {
                 for node in [3, 17, 39] {
@@ -285,7 +289,8 @@ fn isolation(stream: &Arc<CudaStream>) -> Result<(), String> {
                             *x = poison;
                         }
                     }
-                    for tile in Tile::ALL {
+                    for &tile in families.iter().copied().flatten() {
+                        let clean = scene.run::<f32>(stream, Some(tile))?;
                         let got = dirty.run::<f32>(stream, Some(tile))?;
                         for row in (0..tree.len()).filter(|&row| !tree.path(row).contains(&node)) {
                             let what = format!("{poison} in node {node}, row {row}, {tile:?}");

@@ -97,6 +97,7 @@ fn all_masks(windows: &[Option<usize>]) -> impl Iterator<Item = BlockMask> {
 }
 
 fn masks(stream: &Arc<CudaStream>) -> Result<(), String> {
+    let families = Tile::families(stream).map_err(text)?;
     let mut worst = 0.0f64;
     for dims in small() {
         for rows in [1, 7, 8, 15, 16, 33] {
@@ -105,10 +106,13 @@ fn masks(stream: &Arc<CudaStream>) -> Result<(), String> {
                     let scene = Scene::new(dims, rows, &[(1, len)], mask, 3);
                     let what = format!("width {}, {rows} rows after {len}, {mask:?}", dims.head_dim);
                     let truth = scene.pools.truth(&scene.rows());
-                    let narrow = scene.run::<f32>(stream, Some(Tile::Narrow))?;
-                    worst = worst.max(truth.worst(&what, &narrow, false)?);
-                    same(&what, &scene.run::<f32>(stream, Some(Tile::Wide))?, &narrow)?;
-                    same(&what, &scene.run::<f32>(stream, Some(Tile::Tight))?, &narrow)?;
+                    for family in &families {
+                        let first = scene.run::<f32>(stream, Some(family[0]))?;
+                        worst = worst.max(truth.worst(&what, &first, false)?);
+                        for &tile in &family[1..] {
+                            same(&what, &scene.run::<f32>(stream, Some(tile))?, &first)?;
+                        }
+                    }
                 }
             }
         }

@@ -1,0 +1,80 @@
+// Warpgroup products (sm_90a only): 64 rows a warpgroup, bf16 in, f32 accumulated, B in shared memory. Tiles lie in blocks of 64 columns,
+// rows of 128 bytes whose 16-byte chunk c is stored at chunk c ^ (row & 7), on 1,024-byte boundaries.
+#pragma once
+#include "canopy/mma.cuh"
+
+namespace canopy {
+
+// The matrix descriptor of a tile at a shared-memory address. `blocks` is the distance of blocks of 64 columns, which matters where the
+// columns are the output's (MN-major); eight rows are 1,024 bytes.
+__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t blocks) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(blocks >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+// What this thread wrote to shared memory is what later products read.
+__device__ __forceinline__ void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void products_issued() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `Left` groups of products are under way.
+template <int Left>
+__device__ __forceinline__ void products_done() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
+
+// Keeps the compiler from moving uses of accumulators and operands across products that are under way.
+template <int N>
+__device__ __forceinline__ void settle(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+template <int N>
+__device__ __forceinline__ void settle(uint32_t (&a)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+// clang-format off
+#define CANOPY_ACC8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define CANOPY_ACC32(d, i) CANOPY_ACC8(d, i), CANOPY_ACC8(d, i + 8), CANOPY_ACC8(d, i + 16), CANOPY_ACC8(d, i + 24)
+// clang-format on
+
+// d (+)= A B^T for 64 rows of B, both with the summed index along the row; d starts at 0 unless `add`.
+__device__ __forceinline__ void products(float (&d)[32], uint64_t a, uint64_t b, int add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+        "%27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, 0, 0;}"
+        : CANOPY_ACC32(d, 0)
+        : "l"(a), "l"(b), "r"(add));
+}
+
+// d (+)= A B^T for 128 rows of B, both with the summed index along the row; d starts at 0 unless `add`.
+__device__ __forceinline__ void products(float (&d)[64], uint64_t a, uint64_t b, int add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+        "%27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1, 0, 0;}"
+        : CANOPY_ACC32(d, 0), CANOPY_ACC32(d, 32)
+        : "l"(a), "l"(b), "r"(add));
+}
+
+// d += A B for 128 columns of B, whose rows are the summed index; A in registers.
+__device__ __forceinline__ void weighted(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+        "%27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        : CANOPY_ACC32(d, 0), CANOPY_ACC32(d, 32)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+}  // namespace canopy

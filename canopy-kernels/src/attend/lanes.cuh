@@ -1,0 +1,29 @@
+// What the kernels of this room share within a warp.
+#pragma once
+#include "canopy/numeric.cuh"
+
+namespace canopy {
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// x, as a value that the compiler cannot keep in registers over a loop: addresses made from it are made anew in every turn.
+__device__ __forceinline__ int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(kFull, x, 1));
+    return fmaxf(x, __shfl_xor_sync(kFull, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(kFull, x, 1);
+    return x + __shfl_xor_sync(kFull, x, 2);
+}
+
+}  // namespace canopy
