@@ -102,7 +102,8 @@ def rows(args, heads, width, batch, nodes, context):
     if args.flex:
         ways["flex"] = flex(tree, context, batch, nodes)
     for name, run in ways.items():
-        row = {"schema": 1, "case": "peer.attention", "variant": name, "heads": f"{heads[0]}/{heads[1]}", "head_dim": width,
+        row = {"schema": 1, "case": "peer.tree_attention.verify", "variant": name, "shape": "random",
+               "heads": f"{heads[0]}/{heads[1]}", "head_dim": width,
                "batch": batch, "nodes": nodes, "context": context, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
         try:
             error = (run(*sets[0])[:1].double() - want).norm() / want.norm()

@@ -22,6 +22,7 @@ type Outcome<T> = Result<T, Failure>;
 const ROTATE: usize = 240 << 20;
 /// Values drawn once and laid one after another into the pools.
 const DRAWN: usize = 1 << 24;
+const COMMAND: &str = "cargo bench -p canopy-kernels --features cuda --bench attention_cuda -- --json FILE";
 const WARM_UPS: usize = 2;
 /// The copy rate and the bf16 matrix rate that NOTES.md has for one H200.
 const BYTES_PER_US: f64 = 4.27e6;
@@ -200,16 +201,17 @@ fn row(stream: &Arc<CudaStream>, case: &mut Case, tile: Option<Tile>, device: &s
     let Shape { dims, streams, nodes, context, block } = case.shape;
     let (bytes, flops) = case.shape.work();
     let floor = (bytes / BYTES_PER_US).max(flops / FLOPS_PER_US);
-    let name = if block.is_some() { "block_attention" } else { "tree_attention.verify" };
+    let (name, kind) =
+        if block.is_some() { ("block_attention", "block") } else { ("tree_attention.verify", "random") };
     let mask = block.map_or(String::new(), |mask| {
         let window = mask.window.map_or("null".into(), |window| window.to_string());
         format!("\"window\":{window},\"causal\":{},", mask.causal)
     });
     let tile = tile.map_or("auto".into(), |tile| format!("{tile:?}").to_lowercase());
     Ok(format!(
-        "{{\"schema\":1,\"case\":\"{name}\",\"variant\":\"{tile}\",{mask}\"heads\":\"{}/{}\",\"head_dim\":{},\"batch\":{streams},\
+        "{{\"schema\":1,\"case\":\"{name}\",\"variant\":\"{tile}\",\"shape\":\"{kind}\",{mask}\"heads\":\"{}/{}\",\"head_dim\":{},\"batch\":{streams},\
          \"nodes\":{nodes},\"context\":{context},\"us_median\":{:.3},\"us_p10\":{:.3},\"us_p90\":{:.3},\"us_warm\":{:.3},\
-         \"us_floor\":{floor:.3},\"bytes\":{bytes},\"flops\":{flops},\"repeats\":{repeats},\"device\":\"{device}\"}}",
+         \"us_floor\":{floor:.3},\"bytes\":{bytes},\"flops\":{flops},\"repeats\":{repeats},\"device\":\"{device}\",\"command\":\"{COMMAND}\"}}",
         dims.q_heads,
         dims.kv_heads,
         dims.head_dim,

@@ -101,8 +101,8 @@ fn masks(stream: &Arc<CudaStream>) -> Result<(), String> {
     let mut worst = 0.0f64;
     for dims in small() {
         for rows in [1, 7, 8, 15, 16, 33] {
-            for len in [0, 1, 63, 64, 120, 128, 129, 300] {
-                for mask in all_masks(&[None, Some(1), Some(5), Some(64), Some(130)]) {
+            for len in [0, 1, 63, 120, 129, 300] {
+                for mask in all_masks(&[None, Some(1), Some(64), Some(130)]) {
                     let scene = Scene::new(dims, rows, &[(1, len)], mask, 3);
                     let what = format!("width {}, {rows} rows after {len}, {mask:?}", dims.head_dim);
                     let truth = scene.pools.truth(&scene.rows());
