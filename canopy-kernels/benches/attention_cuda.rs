@@ -231,7 +231,7 @@ fn shapes(quick: bool) -> Outcome<Vec<(Shape, bool)>> {
         for streams in [1, 4, 16] {
             for nodes in [16, 64, 128] {
                 for &context in contexts {
-                    let key = nodes == 64 && context >= 2_048 && context <= 32_768 && streams != 4;
+                    let key = nodes == 64 && (2_048..=32_768).contains(&context) && streams != 4;
                     if !quick || key {
                         all.push((Shape { dims, streams, nodes, context, block: None }, key));
                     }

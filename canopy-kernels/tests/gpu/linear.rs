@@ -78,7 +78,7 @@ impl Product {
             let scale = oracle::forward(inputs, &absolute(&weight), &absolute(&x));
             for (at, ((&got, truth), scale)) in plane.iter().zip(truth).zip(scale).enumerate() {
                 let error = (f64::from(got) - truth).abs();
-                if !(error <= scale / 32768.0) {
+                if error.is_nan() || error > scale / 32768.0 {
                     return Err(format!("output {at}: got {got}, expected {truth}, sum |x w| {scale}"));
                 }
                 worst = worst.max(error / scale.max(f64::MIN_POSITIVE));
