@@ -22,8 +22,8 @@ use kernels::{KEYS, Table, exact, mix, score, softmax};
 
 /// Queries that share one pass over the keys: their scores stay in the L2 cache.
 const QUERIES: usize = 24;
-/// Fewer multiply-adds than this are done before another thread has woken.
-const PARALLEL_WORK: usize = 1 << 20;
+/// Fewer multiply-adds than this one thread does alone: sharing them out takes about as long as it saves.
+const PARALLEL_WORK: usize = 3 << 17;
 
 /// Queries and the pools they look into: `q` `[N, Hq, D]`, `keys`, `values` `[slots, capacity, Hkv, D]`.
 #[derive(Clone, Copy)]

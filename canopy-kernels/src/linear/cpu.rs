@@ -1,6 +1,7 @@
 //! CPU forward over packed weights.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
@@ -30,7 +31,7 @@ pub(super) enum Isa {
 
 impl Isa {
     /// The best of this CPU.
-    fn detect() -> Self {
+    pub(super) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         if avx2::available() {
             return Self::Avx2;
@@ -126,18 +127,21 @@ unsafe fn product(
     Ok(())
 }
 
-/// Splits the panels over the threads of the current pool.
+/// The job over the threads of the current pool.
 fn spread<S: Step>(job: &Job<'_, S>) {
-    let (panels, threads) = (job.places.len(), rayon::current_num_threads());
-    let panel_work = PANEL * job.inputs * job.rows;
+    share(job.places.len(), PANEL * job.inputs * job.rows, |panels| {
+        // SAFETY: the kernels were chosen for this CPU; each panel is in one piece.
+        unsafe { job.run(panels) }
+    });
+}
+
+/// Splits panels of `panel_work` multiply-adds each over the threads of the current pool.
+pub(super) fn share(panels: usize, panel_work: usize, run: impl Fn(Range<usize>) + Sync) {
+    let threads = rayon::current_num_threads();
     let serial = threads == 1 || panels * panel_work <= SERIAL_WORK;
     let piece = match serial {
         true => panels,
         false => (PIECE_WORK / panel_work).clamp(1, panels.div_ceil(PIECES * threads)),
     };
-    team::for_each(panels.div_ceil(piece), |index| {
-        let panels = index * piece..panels.min((index + 1) * piece);
-        // SAFETY: the kernels were chosen for this CPU; each panel is in one piece.
-        unsafe { job.run(panels) }
-    });
+    team::for_each(panels.div_ceil(piece), |index| run(index * piece..panels.min((index + 1) * piece)));
 }

@@ -22,6 +22,8 @@
 //! into spans whose number depends on the weight's shape alone: within `2^-15 sum_k |x w|` of the oracle, invariants 3 and 5 as here
 //! (`tests/gpu/linear.rs`).
 //!
+//! [`rounded`] has the product over weights and inputs of seven bits, for drafts.
+//!
 //! Limits: at least one part, every width at least 1; zero rows give empty outputs.
 
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +35,7 @@ pub mod oracle;
 mod pack;
 mod portable;
 pub mod random;
+pub mod rounded;
 #[cfg(test)]
 mod tests;
 mod tile;

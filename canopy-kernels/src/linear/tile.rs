@@ -13,6 +13,9 @@ pub(super) const TILE: usize = 6;
 /// Bytes of panels that many rows pass over together: half of a small first cache.
 const NEAR_BYTES: usize = 16 << 10;
 
+/// Panels that are near at least, so that tiles of three rows, which one panel leaves half empty, find two.
+const LEAST_NEAR: usize = 2;
+
 /// What one tile reads, `len` inputs of its panels and rows, and where its results go.
 pub(super) struct Span<S> {
     /// First step of the first panel.
@@ -66,7 +69,7 @@ impl<'a> Output<'a> {
     }
 
     /// The outputs of one panel and row, `place.width` of them inside the buffer.
-    fn slot(&self, row: usize, place: &PanelPlace) -> *mut f32 {
+    pub(super) fn slot(&self, row: usize, place: &PanelPlace) -> *mut f32 {
         let start = row * self.width + place.column;
         assert!(place.column + place.width <= self.width && start + place.width <= self.len);
         self.base.wrapping_add(start)
@@ -108,18 +111,22 @@ impl<S: Step> Job<'_, S> {
         }
     }
 
-    /// Tiles of one panel, in an order that keeps a few panels and one tile's inputs in the first cache.
+    /// Tiles in an order that keeps a few panels and one tile's inputs near: of one panel, or as many as fill the registers
+    /// where the rows do not.
     unsafe fn many_rows(&self, panels: Range<usize>) {
         let tiles = self.rows.div_ceil(TILE);
-        let depth = (NEAR_BYTES / (self.inputs.min(K_SPAN) * size_of::<S>())).max(1);
+        let depth = (NEAR_BYTES / (self.inputs.min(K_SPAN) * size_of::<S>())).max(LEAST_NEAR);
         for from in panels.clone().step_by(depth) {
             for span in self.spans() {
                 for tile in 0..tiles {
                     let rows = tile * self.rows / tiles..(tile + 1) * self.rows / tiles;
-                    for first in from..panels.end.min(from + depth) {
-                        let group = Group { first, stride: 1, count: 1 };
+                    let (most, end) = (self.kernels.0[rows.len() - 1].len(), panels.end.min(from + depth));
+                    let mut first = from;
+                    while first < end {
+                        let group = Group { first, stride: 1, count: most.min(end - first) };
                         // SAFETY: the caller's promise.
                         unsafe { self.tile(rows.clone(), group, span.clone()) };
+                        first += group.count;
                     }
                 }
             }
@@ -137,8 +144,9 @@ impl<S: Step> Job<'_, S> {
         let (n, last) = (self.inputs, first + (count - 1) * stride);
         assert!(last < self.places.len() && self.places.len() * n <= self.steps.len());
         assert!(inputs.end <= n && rows.end * n <= self.x.len());
-        let mut scratch = [[0f32; PANEL]; TILE];
-        let sums = scratch.each_mut().map(|sums| sums as *mut _);
+        // Not cleared: a tile writes to all of `sums`, and only what it computed is read.
+        let mut scratch = [const { MaybeUninit::<[f32; PANEL]>::uninit() }; TILE];
+        let sums = scratch.each_mut().map(MaybeUninit::as_mut_ptr);
         let mut span = Span {
             panels: self.steps[first * n + inputs.start..].as_ptr(),
             panel_stride: stride * n,
@@ -153,20 +161,28 @@ impl<S: Step> Job<'_, S> {
         };
         let add = inputs.start > 0;
         let whole = |p: usize| !add && self.places[first + p * stride].width == PANEL;
-        for (r, p) in (0..rows.len()).flat_map(|r| (0..count).map(move |p| (r, p))) {
-            if whole(p) {
+        let mut kept = false;
+        for p in 0..count {
+            if !whole(p) {
+                kept = true;
+                continue;
+            }
+            for r in 0..rows.len() {
                 span.sums[r * count + p] = slot(r, p).0.cast();
             }
         }
         // SAFETY: the CPU has the instructions (the caller's promise); what the span reads lies in both buffers
         // (asserted); its sums are PANEL elements each, of the outputs or of `scratch`.
         unsafe { self.kernels.0[rows.len() - 1][count - 1](&span) };
+        if !kept {
+            return;
+        }
         for (r, p) in (0..rows.len()).flat_map(|r| (0..count).map(move |p| (r, p))) {
             if !whole(p) {
                 let (out, width) = slot(r, p);
-                // SAFETY: `slot` is inside the buffer, this thread owns these panels' outputs, and the span before wrote
-                // what is added to.
-                unsafe { keep(out, &scratch[r * count + p][..width], add) };
+                // SAFETY: the tile wrote the sums of every row and panel that it has; `slot` is inside the buffer, this
+                // thread owns these panels' outputs, and the span before wrote what is added to.
+                unsafe { keep(out, &scratch[r * count + p].assume_init_ref()[..width], add) };
             }
         }
     }

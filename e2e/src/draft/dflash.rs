@@ -25,6 +25,9 @@ use crate::target::Snapshot;
 use crate::weights::Weights;
 use crate::{Error, Result, pool};
 
+/// Sees the block rows after every layer.
+type Observer<'a> = &'a mut dyn FnMut(usize, &Tensor);
+
 /// Names before the drafter's tensors.
 const PREFIXES: [&str; 2] = ["", "model."];
 
@@ -39,14 +42,29 @@ pub struct DraftOptions {
     pub device: Device,
 }
 
+/// Everything that a block runs through but its last norm.
+#[derive(Debug)]
+struct Products {
+    layers: Vec<DFlashLayer>,
+    head: SharedHead,
+}
+
+impl Products {
+    fn rounded(&self) -> Result<Self> {
+        let layers = self.layers.iter().map(DFlashLayer::rounded).collect::<Result<_>>()?;
+        Ok(Self { layers, head: self.head.rounded()? })
+    }
+}
+
 /// The block drafter with the context of its slots.
 #[derive(Debug)]
 pub struct DFlash {
     config: DraftConfig,
-    head: SharedHead,
+    exact: Products,
+    /// What quick drafts run through.
+    rounded: Products,
     fc: PackedLinear,
     hidden_norm: Tensor,
-    layers: Vec<DFlashLayer>,
     norm: Tensor,
     cache: ContextCache,
 }
@@ -80,6 +98,7 @@ impl DFlash {
         let layers = (0..config.layers.len())
             .map(|index| DFlashLayer::load(weights, prefix, &config, index, device))
             .collect::<Result<_>>()?;
+        let exact = Products { layers, head };
         let size = CacheSize {
             slots: options.slots,
             context_len: options.context_len,
@@ -90,9 +109,9 @@ impl DFlash {
             fc: weights.linear(&format!("{prefix}fc.weight"), hidden, config.taps.len() * hidden, device)?,
             hidden_norm: norm("hidden_norm")?,
             norm: norm("norm")?,
-            layers,
+            rounded: exact.rounded()?,
+            exact,
             cache: ContextCache::new(size, config.attn, device)?,
-            head,
             config,
         })
     }
@@ -120,19 +139,19 @@ impl DFlash {
     pub fn draft_observed(
         &mut self,
         requests: &[DraftRequest],
-        observe: &mut dyn FnMut(usize, &Tensor),
+        observe: Observer<'_>,
     ) -> Result<Vec<Tensor>> {
-        self.run(requests, self.config.block_size, true, observe)
+        self.run(&self.exact, requests, self.config.block_size, Some(observe))
     }
 
-    /// Blocks of `rows` rows. With `all_rows` the last layer computes and shows every row, otherwise the wanted ones
+    /// Blocks of `rows` rows. With an observer the last layer computes and shows every row, otherwise the wanted ones
     /// alone.
     fn run(
         &self,
+        products: &Products,
         requests: &[DraftRequest],
         rows: usize,
-        all_rows: bool,
-        observe: &mut dyn FnMut(usize, &Tensor),
+        observe: Option<Observer<'_>>,
     ) -> Result<Vec<Tensor>> {
         self.check_requests(requests, rows)?;
         let wanted = wanted(requests, rows);
@@ -140,11 +159,11 @@ impl DFlash {
             return self.split(requests, None);
         }
         let kept = Some(wanted.as_slice());
-        let normed = match all_rows {
-            true => keep(self.block(requests, rows, None, observe)?, kept)?,
-            false => self.block(requests, rows, kept, observe)?,
+        let normed = match observe {
+            Some(observe) => keep(self.block(products, requests, rows, (None, observe))?, kept)?,
+            None => self.block(products, requests, rows, (kept, &mut |_, _| {}))?,
         };
-        self.split(requests, Some(self.head.logits(&normed)?))
+        self.split(requests, Some(products.head.logits(&normed)?))
     }
 
     fn eps(&self) -> f32 {
@@ -182,10 +201,10 @@ impl DFlash {
     /// last layer's of the `kept` rows alone.
     fn block(
         &self,
+        products: &Products,
         requests: &[DraftRequest],
         block_rows: usize,
-        kept: Kept<'_>,
-        observe: &mut dyn FnMut(usize, &Tensor),
+        (kept, observe): (Kept<'_>, Observer<'_>),
     ) -> Result<Tensor> {
         let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
         let (rows, blocks) = self.cache.place_blocks(&slots, block_rows)?;
@@ -194,10 +213,11 @@ impl DFlash {
         let tokens: Vec<u32> =
             requests.iter().flat_map(|request| std::iter::once(request.root).chain(masks.clone())).collect();
         let block = Block { rows: &rows, blocks: &blocks, positions: &positions };
-        let mut stream = self.head.embed(&tokens)?;
-        let mut normed = rms_norm(&stream, &self.layers[0].input_norm, self.eps(), NormKind::Plain)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let (next_norm, kept) = match self.layers.get(index + 1) {
+        let Products { layers, head } = products;
+        let mut stream = head.embed(&tokens)?;
+        let mut normed = rms_norm(&stream, &layers[0].input_norm, self.eps(), NormKind::Plain)?;
+        for (index, layer) in layers.iter().enumerate() {
+            let (next_norm, kept) = match layers.get(index + 1) {
                 Some(next) => (&next.input_norm, None),
                 None => (&self.norm, kept),
             };
@@ -214,7 +234,7 @@ impl DFlash {
         let mut take = |request: &DraftRequest| {
             let Some(logits) = logits.as_ref().filter(|_| request.horizon > 0) else {
                 let device = self.norm.device();
-                return Ok(Tensor::zeros((0, self.head.vocab_size()), DType::F32, device)?);
+                return Ok(Tensor::zeros((0, self.config.vocab_size), DType::F32, device)?);
             };
             let rows = logits.narrow(0, first, request.horizon)?.to_dtype(DType::F32)?;
             first += request.horizon;
@@ -266,7 +286,7 @@ impl Drafter for DFlash {
         pool::run(|| {
             let context = self.context_features(features)?;
             let positions = rows.positions();
-            let mut layers = self.layers.iter().enumerate();
+            let mut layers = self.exact.layers.iter().enumerate();
             layers.try_for_each(|(index, layer)| {
                 layer.extend(self.cache.pool(index), &rows, &positions, &context)
             })
@@ -280,7 +300,11 @@ impl Drafter for DFlash {
     }
 
     fn draft_rows(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
-        pool::run(|| self.run(requests, rows, false, &mut |_, _| {}))
+        pool::run(|| self.run(&self.exact, requests, rows, None))
+    }
+
+    fn draft_quickly(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
+        pool::run(|| self.run(&self.rounded, requests, rows, None))
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

@@ -14,7 +14,7 @@ use crate::weights::Weights;
 
 /// Attention over context and block, then SwiGLU. Keys and values come from one pair of projections, applied to
 /// context features and to the block's normed rows alike.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DFlashLayer {
     pub(super) input_norm: Tensor,
     q_proj: PackedLinear,
@@ -93,6 +93,18 @@ impl DFlashLayer {
             gate_up: weights.packed(&gate_up, hidden, device)?,
             down: matrix("mlp.down_proj", hidden, inter)?,
             dims,
+        })
+    }
+
+    /// The same layer with rounded products, see [`PackedLinear::rounded`].
+    pub(super) fn rounded(&self) -> Result<Self> {
+        Ok(Self {
+            q_proj: self.q_proj.rounded()?,
+            kv_proj: self.kv_proj.rounded()?,
+            o_proj: self.o_proj.rounded()?,
+            gate_up: self.gate_up.rounded()?,
+            down: self.down.rounded()?,
+            ..self.clone()
         })
     }
 

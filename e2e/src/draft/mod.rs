@@ -53,6 +53,11 @@ pub trait Drafter: Send {
         let _ = rows;
         self.draft(requests)
     }
+    /// [`Self::draft_rows`] as fast as the drafter can, through rounded weights where it has them: a little less sure
+    /// again. `auto` drafts so.
+    fn draft_quickly(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
+        self.draft_rows(requests, rows)
+    }
     /// Saves a slot's context.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved context into a slot.

@@ -220,11 +220,15 @@ impl Engine {
             root: draft.root,
             horizon: draft.horizon,
         };
-        // `auto` has one block length a round, the other modes the drafter's own; drafts of one length are neighbours.
+        // `auto` has one block length a round, the other modes the drafter's own; the drafts of one call are neighbours.
+        let call = |draft: &Draft| (draft.block_rows, draft.mode == Mode::Auto);
         let mut logits = Vec::with_capacity(drafts.len());
-        for same in drafts.chunk_by(|a, b| a.block_rows == b.block_rows) {
+        for same in drafts.chunk_by(|a, b| call(a) == call(b)) {
             let requests: Vec<_> = same.iter().map(request).collect();
-            logits.extend(drafter.draft_rows(&requests, same[0].block_rows)?);
+            logits.extend(match call(&same[0]) {
+                (rows, true) => drafter.draft_quickly(&requests, rows)?,
+                (rows, false) => drafter.draft_rows(&requests, rows)?,
+            });
         }
         drop(span);
         times.draft += started.elapsed().as_secs_f64();

@@ -32,6 +32,14 @@ impl SharedHead {
         Ok(Self { table, head, vocab_size, hidden_size })
     }
 
+    /// A handle whose logits are a little wrong and cost half: for drafts.
+    ///
+    /// # Errors
+    /// Those of [`PackedLinear::rounded`].
+    pub fn rounded(&self) -> Result<Self> {
+        Ok(Self { head: Arc::new(self.head.rounded()?), ..self.clone() })
+    }
+
     /// Rows of both matrices.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size

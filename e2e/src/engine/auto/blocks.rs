@@ -1,7 +1,7 @@
 //! What drafts of every block length brought: a running mean each, all of them moved by every drafted round.
 
 /// Block lengths that are chosen from, besides the drafter's own.
-const LENGTHS: [usize; 4] = [4, 6, 8, 12];
+const LENGTHS: [usize; 6] = [3, 4, 5, 6, 8, 12];
 /// The chance that a draft that was right to its end would have been right one token further.
 const FURTHER: f64 = 0.85;
 /// The chance of a draft's every token before anything was observed.
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn lengths_end_with_the_drafters_own() {
-        assert_eq!(block_lengths(16), [4, 6, 8, 12, 16]);
-        assert_eq!(block_lengths(8), [4, 6, 8]);
-        assert_eq!(block_lengths(3), [3]);
+        assert_eq!(block_lengths(16), [3, 4, 5, 6, 8, 12, 16]);
+        assert_eq!(block_lengths(8), [3, 4, 5, 6, 8]);
+        assert_eq!(block_lengths(2), [2]);
     }
 }

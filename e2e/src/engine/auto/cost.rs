@@ -6,8 +6,9 @@ pub(super) const KNOTS: [usize; 22] =
 
 /// How far one observation moves the knot that it hits.
 const RATE: f64 = 0.15;
-/// The least share of [`RATE`] by which it moves every other knot: a slower machine is slower everywhere.
-const FAR: f64 = 0.1;
+/// The least share of [`RATE`] by which it moves every other knot: a slower machine is slower everywhere, and a size that
+/// looks dear by chance is not chosen and hence never measured again.
+const FAR: f64 = 0.5;
 
 /// The most that one pass is taken to be slower, or faster, than expected.
 const MOST: f64 = 1.25;
@@ -37,11 +38,11 @@ impl CostCurve {
             for (knot, rows) in KNOTS.into_iter().enumerate() {
                 let after = points.partition_point(|p| p.0 <= rows).clamp(1, points.len() - 1);
                 let (left, right) = (points[after - 1], points[after]);
-                // A pass with more rows is never taken to be cheaper: that would be timing noise.
                 let slope = ((right.1 - left.1) / (right.0 - left.0) as f64).max(0.0);
                 let seconds = left.1 + slope * (rows as f64 - left.0 as f64);
                 curve.seconds[knot] = seconds.max(points[0].1 * 0.5);
             }
+            curve.level();
         }
         Some(curve)
     }
@@ -76,6 +77,17 @@ impl CostCurve {
             let share = (1.0 - 2.0 * distance).max(FAR);
             *seconds *= 1.0 + RATE * share * change;
         }
+        self.level();
+    }
+
+    /// No pass is dearer than one with more rows. What breaks this is noise, which makes passes slower, never faster: the
+    /// dearer one's value falls to the other's.
+    fn level(&mut self) {
+        let mut most = f64::INFINITY;
+        for seconds in self.seconds.iter_mut().rev() {
+            most = most.min(*seconds);
+            *seconds = most;
+        }
     }
 }
 
@@ -103,6 +115,17 @@ mod tests {
         }
         assert!((curve.predict(16) - 8.0).abs() < 1.5, "{}", curve.predict(16));
         assert!((curve.predict(1) - 1.0).abs() < 0.5, "{}", curve.predict(1));
+    }
+
+    #[test]
+    fn one_slow_pass_makes_no_size_dearer_than_a_larger_one() {
+        let mut curve = CostCurve::through(&[(1, 1.0), (2, 9.0), (3, 1.2), (8, 2.0)], 0.1).unwrap();
+        assert!((curve.predict(2) - 1.2).abs() < 1e-9, "{}", curve.predict(2));
+        for _ in 0..10 {
+            curve.observe(4, 50.0);
+        }
+        let seconds: Vec<f64> = (1..=8).map(|rows| curve.predict(rows)).collect();
+        assert!(seconds.is_sorted(), "{seconds:?}");
     }
 
     #[test]
