@@ -73,7 +73,7 @@ impl DeviceTree {
         Ok(match on_device(op, self.parts.as_deref(), &self.device)? {
             Parts::Solved => [Some(self.on_device(op)?), None],
             Parts::Walked => [None, Some(self.on_device(op)?)],
-            Parts::Both(solved, walked) => [Some(solved), Some(walked)],
+            Parts::Both(parts) => parts.each_ref().map(Some),
         })
     }
 

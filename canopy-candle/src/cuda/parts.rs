@@ -14,8 +14,8 @@ pub(crate) enum Parts {
     Solved,
     /// Every sequence is a chain that is walked.
     Walked,
-    /// Some are solved, some walked.
-    Both(TreeOnDevice, TreeOnDevice),
+    /// Some are solved (the first half), some walked (the second).
+    Both(Box<[TreeOnDevice; 2]>),
 }
 
 impl Parts {
@@ -32,6 +32,6 @@ impl Parts {
         }
         let solved: Vec<bool> = walked.iter().map(|walked| !walked).collect();
         let part = |kept: &[bool]| TreeOnDevice::part(stream, batch, kept);
-        Ok(Self::Both(part(&solved)?, part(&walked)?))
+        Ok(Self::Both(Box::new([part(&solved)?, part(&walked)?])))
     }
 }
