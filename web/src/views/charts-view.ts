@@ -60,7 +60,9 @@ export class LatencyView {
     const ours = rows.some(({ who }) => who === "canopy") ? [] : [h("p", { class: "no-data" }, "No row of canopy’s own kernels for this choice yet: what is drawn is other implementations’.")];
     const against = /attention/.test(rows[0]?.case ?? "") ? "tokens of context" : "nodes of the tree";
     const label = `Latency of ${this.#kernel} against ${against}, batch ${this.#batch}, ${this.#shape}`;
-    const chart = rows.length > 0 ? lineChart(series(rows), { x: against, y: "µs per layer", label }) : nothing("this kernel, tree and batch");
+    // a logarithmic axis has no place for attention without context: those rows are in the table alone
+    const placed = rows.filter((row) => along(row)! > 0);
+    const chart = placed.length > 0 ? lineChart(series(placed), { x: against, y: "µs per layer", label }) : nothing("this kernel, tree and batch");
     const fold = tableFold("Table: latency", () => latencyTable(label, against, rows));
     byId("latency-chart").replaceChildren(...(rows.length > 0 ? ours : []), chart, fold);
   }
