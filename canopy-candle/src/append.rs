@@ -217,9 +217,7 @@ impl InplaceOp2 for CacheRows<'_> {
         match cache.dtype() {
             DType::F32 => self.launch::<f32>((cache, cache_l), rows, None),
             DType::BF16 => self.launch::<half::bf16>((cache, cache_l), rows, None),
-            other => {
-                arg(APPEND, "cache").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}"))
-            }
+            other => arg(APPEND, "cache").no_kernel(other),
         }
     }
 }
@@ -307,7 +305,7 @@ impl InplaceOp2 for AppendPair<'_> {
         match values.dtype() {
             DType::F32 => self.launch(v, cuda::view_mut::<f32>(pool, values, values_l)?),
             DType::BF16 => self.launch(v, cuda::view_mut::<half::bf16>(pool, values, values_l)?),
-            other => pool.refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+            other => pool.no_kernel(other),
         }
     }
 }
@@ -334,7 +332,7 @@ impl<T: Pooled> InplaceOp2 for BothPools<'_, T> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
-        arg(APPEND, "keys").refuse(format_args!("a tensor on CUDA"), format_args!("CPU"))
+        arg(APPEND, "keys").cuda_only()
     }
 
     fn cuda_fwd(&self, keys: &mut CudaStorage, keys_l: &Layout, k: &CudaStorage, k_l: &Layout) -> Result<()> {

@@ -48,6 +48,18 @@ impl Arg {
         self.refuse(format_args!("F32, BF16 or F16"), format_args!("{got:?}"))
     }
 
+    /// The refusal of a dtype that no CUDA kernel is built for.
+    #[cfg(feature = "cuda")]
+    pub fn no_kernel<T>(self, got: DType) -> Result<T> {
+        self.refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{got:?}"))
+    }
+
+    /// The refusal of a CPU tensor by an op that has a CUDA forward alone.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_only<T>(self) -> Result<T> {
+        self.refuse(format_args!("a tensor on CUDA"), format_args!("CPU"))
+    }
+
     /// A row-major layout, at any offset: pools are used in place and never copied.
     pub fn contiguous(self, got: &Layout) -> Result<()> {
         if got.is_contiguous() {

@@ -138,7 +138,7 @@ impl CustomOp3 for TreeConvVerify<'_> {
         match x.dtype() {
             DType::F32 => self.launch::<f32>(dims, sources),
             DType::BF16 => self.launch::<half::bf16>(dims, sources),
-            other => arg(VERIFY, "x").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+            other => arg(VERIFY, "x").no_kernel(other),
         }
     }
 }
@@ -219,7 +219,7 @@ impl InplaceOp2 for TreeConvCommit<'_> {
         match x.dtype() {
             DType::F32 => self.launch::<f32>(dims, (state, state_l), (x, x_l)),
             DType::BF16 => self.launch::<half::bf16>(dims, (state, state_l), (x, x_l)),
-            other => arg(COMMIT, "x").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+            other => arg(COMMIT, "x").no_kernel(other),
         }
     }
 }

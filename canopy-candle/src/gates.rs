@@ -109,7 +109,7 @@ impl CustomOp3 for Gates {
         let out = match ab.dtype() {
             DType::F32 => launch_on(device, cuda::view::<f32>(ab_arg, ab, ab_l)?, a_log, dt_bias),
             DType::BF16 => launch_on(device, cuda::view::<half::bf16>(ab_arg, ab, ab_l)?, a_log, dt_bias),
-            other => ab_arg.refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+            other => ab_arg.no_kernel(other),
         }?;
         Ok(cuda::storage(device, out, (rows, 2, v_heads)))
     }

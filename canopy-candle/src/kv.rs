@@ -93,9 +93,7 @@ impl InplaceOp1 for KvCompact<'_> {
         match cache.dtype() {
             DType::F32 => self.launch::<f32>(cache, layout, (width, capacity)),
             DType::BF16 => self.launch::<half::bf16>(cache, layout, (width, capacity)),
-            other => {
-                arg(COMPACT, "cache").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}"))
-            }
+            other => arg(COMPACT, "cache").no_kernel(other),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Launches of tree_attention and block_attention: bf16 queries and pools.
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaViewMut};
+use candle_core::cuda_backend::cudarc::driver::CudaView;
 use candle_core::{CudaStorage, Layout, Result, Shape};
 use canopy_kernels::AttnDims;
 use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
@@ -55,8 +55,7 @@ impl Operands<'_> {
         let (device, shape) = (self.q.0.device(), self.q.1.shape());
         let on_device = lists::on_device(device, lens)?;
         let mut scratch = output::<f32>(device, scratch)?;
-        let mut out: CudaSlice<bf16> = output(device, shape.elem_count())?;
-        let whole: CudaViewMut<'_, bf16> = out.slice_mut(..shape.elem_count());
+        let mut out = output::<bf16>(device, shape.elem_count())?;
         launch(AttentionBuffers {
             q: self.view("q", self.q)?,
             k_cache: self.view("k_cache", self.k)?,
@@ -64,7 +63,7 @@ impl Operands<'_> {
             capacity: self.k.1.dims()[1],
             lens: on_device.slice(..lens.len()),
             scratch: &mut scratch,
-            out: whole,
+            out: out.slice_mut(..shape.elem_count()),
         })?;
         Ok(storage(device, out, shape.clone()))
     }
@@ -73,7 +72,7 @@ impl Operands<'_> {
         &self,
         name: &'static str,
         (storage, layout): (&'a CudaStorage, &Layout),
-    ) -> Result<candle_core::cuda_backend::cudarc::driver::CudaView<'a, bf16>> {
+    ) -> Result<CudaView<'a, bf16>> {
         view(arg(self.op, name), storage, layout)
     }
 }

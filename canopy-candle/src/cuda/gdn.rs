@@ -61,9 +61,7 @@ impl Verify<'_> {
             DType::F32 => {
                 self.rows(view::<f32>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes, Self::split)
             }
-            other => {
-                arg(self.op, "qkv").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}"))
-            }
+            other => arg(self.op, "qkv").no_kernel(other),
         }
     }
 
@@ -176,7 +174,7 @@ impl Commit<'_> {
         match self.qkv.0.dtype() {
             DType::BF16 => self.launch(view::<bf16>(qkv, self.qkv.0, self.qkv.1)?, state),
             DType::F32 => self.launch(view::<f32>(qkv, self.qkv.0, self.qkv.1)?, state),
-            other => qkv.refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+            other => qkv.no_kernel(other),
         }
     }
 

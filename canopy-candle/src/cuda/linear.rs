@@ -3,9 +3,7 @@
 use std::sync::Mutex;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail,
-};
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use canopy_kernels::linear::launch::{self, Rounding, WeightOnDevice, WeightShape};
 
 use super::{output, storage, view};
@@ -71,7 +69,7 @@ impl CustomOp1 for Product<'_> {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        bail!("{OP}: x, expected: a tensor on CUDA, got: Cpu")
+        arg(OP, "x").cuda_only()
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
@@ -102,7 +100,7 @@ impl CustomOp1 for Lookup<'_> {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        bail!("{OP}: ids, expected: a tensor on CUDA, got: Cpu")
+        arg(OP, "ids").cuda_only()
     }
 
     fn cuda_fwd(&self, ids: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {

@@ -154,14 +154,14 @@ impl CustomOp1 for RopeAppend<'_> {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        arg(ROPE, "q_proj").refuse(format_args!("a tensor on CUDA"), format_args!("CPU"))
+        arg(ROPE, "q_proj").cuda_only()
     }
 
     fn cuda_fwd(&self, q: &CudaStorage, q_l: &Layout) -> Result<(CudaStorage, Shape)> {
         match self.keys.dtype() {
             DType::F32 => self.run::<f32>(q, q_l),
             DType::BF16 => self.run::<half::bf16>(q, q_l),
-            other => arg(ROPE, "keys").refuse(format_args!("F32 or BF16 on CUDA"), format_args!("{other:?}")),
+            other => arg(ROPE, "keys").no_kernel(other),
         }
     }
 }
@@ -181,7 +181,7 @@ impl<T: Pooled> InplaceOp2 for IntoValues<'_, T> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
-        arg(ROPE, "values").refuse(format_args!("a tensor on CUDA"), format_args!("CPU"))
+        arg(ROPE, "values").cuda_only()
     }
 
     fn cuda_fwd(
@@ -212,7 +212,7 @@ impl<T: Pooled> InplaceOp2 for IntoKeys<'_, '_, T> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
-        arg(ROPE, "keys").refuse(format_args!("a tensor on CUDA"), format_args!("CPU"))
+        arg(ROPE, "keys").cuda_only()
     }
 
     fn cuda_fwd(&self, keys: &mut CudaStorage, keys_l: &Layout, k: &CudaStorage, k_l: &Layout) -> Result<()> {

@@ -107,6 +107,11 @@ impl Case {
     }
 }
 
+/// The path to the last node of every tree.
+pub fn to_last(batch: &TreeBatch) -> Vec<Vec<usize>> {
+    batch.trees().iter().map(|tree| tree.path(tree.len() - 1)).collect()
+}
+
 /// An error as a test's message.
 pub fn text(e: impl std::fmt::Display) -> String {
     e.to_string()

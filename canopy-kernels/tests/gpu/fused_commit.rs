@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
 
 use crate::Check;
-use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, wide};
+use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, to_last, wide};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn::fused_commit_has_the_bits_of_commit_then_verify", same_bits),
@@ -102,10 +102,6 @@ impl Round {
         fused::commit_and_verify(stream, dims, batch, &self.tree, columns, pending, buffers).map_err(text)?;
         stream.clone_dtoh(&o).map_err(text)
     }
-}
-
-fn to_last(batch: &TreeBatch) -> Vec<Vec<usize>> {
-    batch.trees().iter().map(|tree| tree.path(tree.len() - 1)).collect()
 }
 
 /// The bits of outputs.

@@ -9,7 +9,7 @@ use cudarc::driver::CudaStream;
 use half::bf16;
 
 use crate::Check;
-use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, wide};
+use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, to_last, wide};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn::verify_and_commit_equal_the_oracle_at_every_tile_edge", tile_edges),
@@ -95,10 +95,6 @@ fn against_oracle(name: &str, case: &Case, got: &Output, paths: &[Vec<usize>]) -
         }
     }
     Ok(())
-}
-
-fn to_last(batch: &TreeBatch) -> Vec<Vec<usize>> {
-    batch.trees().iter().map(|tree| tree.path(tree.len() - 1)).collect()
 }
 
 fn check_tree(

@@ -10,7 +10,7 @@ use cudarc::driver::CudaStream;
 use half::bf16;
 
 use crate::Check;
-use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, wide};
+use crate::data::{Case, Hardness, bits, compare, round_bf16, small, text, to_last, wide};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_gdn_serial::snapshots_equal_the_oracle_at_every_stage_edge", trees_at_edges),
@@ -122,10 +122,6 @@ fn truth(case: &Case) -> (oracle::OracleOutput, Vec<f64>) {
     let input = oracle::OracleInput { qkv: &qkv, gates: &gates, state: &state };
     let tree = &case.batch.trees()[0];
     (oracle::verify(case.dims, tree, input), oracle::commit(case.dims, tree, tree.len() - 1, input))
-}
-
-fn to_last(batch: &TreeBatch) -> Vec<Vec<usize>> {
-    batch.trees().iter().map(|tree| tree.path(tree.len() - 1)).collect()
 }
 
 fn check_tree(

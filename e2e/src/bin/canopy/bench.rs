@@ -4,10 +4,10 @@
 //! slows all modes. A prompt's rate is the median over the repeats; a row's rate is the median over its prompts, and its
 //! ratio to `ar` the median over prompts of the ratio of the two. Before anything is reported the texts are compared.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use canopy_e2e::engine::{GenerateRequest, Mode, Speculation, StageTimes, StreamStats};
@@ -122,7 +122,7 @@ fn bench(args: &Args) -> Result<()> {
     let prompts = prompts(args)?;
     // A file that cannot be written should not cost a whole run.
     if let Some(path) = &args.json {
-        let opened = OpenOptions::new().create(true).append(true).open(path);
+        let opened = record::open(path);
         opened.with_context(|| format!("--json {}", path.display()))?;
     }
     let mut ready = args.engine.load()?;
@@ -287,8 +287,8 @@ fn print_table(rows: &[Row]) {
     }
 }
 
-fn append(path: &PathBuf, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
+    let mut file = record::open(path)?;
     let (commit, dirty) = record::commit();
     let machine = record::machine();
     for row in rows {

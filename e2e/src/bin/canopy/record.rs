@@ -56,3 +56,8 @@ pub fn command() -> String {
 pub fn unix_time() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
+
+/// The file that lines are appended to, made when it is not there.
+pub fn open(path: &std::path::Path) -> std::io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().create(true).append(true).open(path)
+}

@@ -3,6 +3,7 @@
 //! Speed without acceptance: a round verifies one tree a stream and commits a path of half its depth. Tokens/s at an acceptance length L are L
 //! over the round's time, whatever L is; a random model has no acceptance of its own.
 
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -84,7 +85,8 @@ fn rounds(args: &Args) -> Result<()> {
                 println!("{}", row.line(ratio));
                 if let Some(path) = &args.json {
                     let line = row.json(args, ratio);
-                    append(path, &line).with_context(|| path.display().to_string())?;
+                    let appended = record::open(path).and_then(|mut file| writeln!(file, "{line}"));
+                    appended.with_context(|| path.display().to_string())?;
                 }
                 rows.push(row);
             }
@@ -190,10 +192,4 @@ impl Row {
             "command": record::command(),
         })
     }
-}
-
-fn append(path: &PathBuf, line: &Value) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
-    writeln!(file, "{line}")
 }
