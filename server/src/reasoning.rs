@@ -71,6 +71,38 @@ impl ReasoningSplit {
     }
 }
 
+/// Counts the tokens of a thought, those that its end stands in included.
+#[derive(Clone, Debug, Default)]
+pub struct ThoughtTokens {
+    /// The last text of a thought that has not ended.
+    open: Option<String>,
+    count: usize,
+}
+
+impl ThoughtTokens {
+    /// A count for an answer that starts inside `<think>`, or one that stays 0.
+    pub fn new(thinking: bool) -> Self {
+        Self { open: thinking.then(String::new), count: 0 }
+    }
+
+    /// Takes the next token's text, which is asked for only while the thought is open.
+    pub fn push(&mut self, text: impl FnOnce() -> String) {
+        let Some(open) = &mut self.open else { return };
+        self.count += 1;
+        open.push_str(&text());
+        if open.contains(END) {
+            self.open = None;
+        } else {
+            open.drain(..open.ceil_char_boundary(open.len().saturating_sub(END.len())));
+        }
+    }
+
+    /// Tokens so far.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
 /// Bytes at the end of `text` that may belong to newlines and a marker that are not complete.
 fn undecided(text: &str) -> usize {
     let marker = (0..END.len()).rev().find(|&len| text.ends_with(&END[..len])).unwrap_or(0);
@@ -119,6 +151,21 @@ mod tests {
         assert_eq!(split(true, &["a</think"]), ("a</think".into(), String::new()));
         assert_eq!(split(false, &["a</think>b"]), (String::new(), "a</think>b".into()));
         assert_eq!(split(true, &["a</think>b</think>c"]), ("a".into(), "b</think>c".into()));
+    }
+
+    #[test]
+    fn a_thoughts_tokens_are_counted_up_to_the_one_that_ends_it() {
+        let count = |thinking, tokens: &[&str]| {
+            let mut thought = ThoughtTokens::new(thinking);
+            tokens.iter().for_each(|&token| thought.push(|| token.to_owned()));
+            thought.count()
+        };
+        assert_eq!(count(true, &["abc", "</think>", "42"]), 2);
+        assert_eq!(count(true, &["a", "bc</th", "ink>4", "2", "</think>"]), 3);
+        assert_eq!(count(true, &["äöü", "äöü</", "th", "i", "nk", ">", "x"]), 6);
+        assert_eq!(count(true, &["a", "</thin", "x", "k>"]), 4);
+        assert_eq!(count(true, &[]), 0);
+        assert_eq!(count(false, &["a", "</think>", "b"]), 0);
     }
 
     #[test]

@@ -29,18 +29,22 @@ try {
   const model = (await client.models.list()).data[0].id;
 
   const prompt = "def fibonacci(n):";
-  const whole = await client.completions.create({ model, prompt, max_tokens: 32 });
+  // `auto` drafts by measured times, so the same text may take more or fewer drafts.
+  const tree = { speculation: { mode: "tree" } };
+  const whole = await client.completions.create({ model, prompt, max_tokens: 32, ...tree });
   const text = whole.choices[0].text;
   assert.ok(text.length > 0);
   const parts = { text: "", usage: null };
   for await (const chunk of await client.completions.create({
-    model, prompt, max_tokens: 32, stream: true, stream_options: { include_usage: true },
+    model, prompt, max_tokens: 32, stream: true, stream_options: { include_usage: true }, ...tree,
   })) {
     parts.text += chunk.choices[0]?.text ?? "";
     parts.usage = chunk.usage ?? parts.usage;
   }
   assert.equal(parts.text, text);
   assert.deepEqual(parts.usage, whole.usage);
+  assert.ok(whole.usage.completion_tokens_details.accepted_prediction_tokens > 0);
+  assert.ok(whole.usage.completion_tokens_details.rejected_prediction_tokens > 0);
 
   const undrafted = await client.completions.create({ model, prompt, max_tokens: 32, draft: false });
   assert.equal(undrafted.choices[0].text, text);

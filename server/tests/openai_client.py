@@ -8,6 +8,7 @@ and undrafted text are equal, then stops the server with SIGTERM and expects exi
 
 import argparse
 import asyncio
+import inspect
 import re
 import signal
 import subprocess
@@ -30,18 +31,52 @@ def equal(got, want, what):
     expect(got == want, f"{what}: expected {want!r}, got {got!r}")
 
 
+# Parameters of the client that are served; every other one must be refused by its name, whatever its value.
+SERVED = {
+    "completions": "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
+    "stream_options temperature top_p user",
+    "chat": "model messages frequency_penalty logit_bias logprobs max_completion_tokens max_tokens metadata n presence_penalty "
+    "response_format seed stop stream stream_options temperature tool_choice tools top_logprobs top_p user",
+}
+ODD = {"best_of": 2, "suffix": "x", "modalities": ["audio"], "store": True, "service_tier": "flex", "parallel_tool_calls": False}
+# `auto` drafts by measured times: equal twice in the text, not in the number of drafts.
+TREE = {"speculation": {"mode": "tree"}}
+
+
+def parameters(client, model):
+    tool = {"type": "function", "function": {"name": "f"}}
+    endpoints = {
+        "completions": (client.completions.create, {"prompt": "x"}),
+        "chat": (client.chat.completions.create, {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}),
+    }
+    for name, (create, body) in endpoints.items():
+        others = set(inspect.signature(create).parameters) - set(SERVED[name].split())
+        others -= {"extra_headers", "extra_query", "extra_body", "timeout"}
+        expect(len(others) >= (2 if name == "completions" else 15), f"{name}: parameters that are not served: {others}")
+        for parameter in sorted(others):
+            try:
+                create(model=model, max_tokens=1, **body, **{parameter: ODD.get(parameter, {})})
+            except openai.BadRequestError as error:
+                equal(error.param, parameter, f"{name}: the parameter that is refused")
+            else:
+                raise AssertionError(f"{name}: {parameter} is dropped in silence")
+
+
 def completions(client, model):
-    answer = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=32)
+    answer = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=32, extra_body=TREE)
     expect(len(answer.choices) == 1 and answer.choices[0].text, "a completion has text")
     expect(answer.choices[0].finish_reason in ("stop", "length"), answer.choices[0].finish_reason)
     equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens, "usage")
     stream = client.completions.create(
-        model=model, prompt=PROMPTS[0], max_tokens=32, stream=True, stream_options={"include_usage": True}
+        model=model, prompt=PROMPTS[0], max_tokens=32, stream=True, stream_options={"include_usage": True}, extra_body=TREE
     )
     chunks = list(stream)
     text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
     equal(text, answer.choices[0].text, "streamed text")
     equal(chunks[-1].usage, answer.usage, "streamed usage")
+    details = answer.usage.completion_tokens_details
+    expect(0 < details.accepted_prediction_tokens < answer.usage.completion_tokens, f"accepted drafts: {details}")
+    expect(details.rejected_prediction_tokens > 0 and details.reasoning_tokens == 0, f"rejected drafts: {details}")
     for tokens in (1, 7, 8, 9, 15, 16, 17):
         short = client.completions.create(
             model=model, prompt=PROMPTS[1], max_tokens=tokens, extra_body={"ignore_eos": True}
@@ -147,7 +182,7 @@ def main():
         url = found.group() + "/v1"
         client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=300)
         model = client.models.list().data[0].id
-        for step in (completions, chat, drafted_is_undrafted, refused, abandoned):
+        for step in (parameters, completions, chat, drafted_is_undrafted, refused, abandoned):
             started = time.monotonic()
             step(client, model)
             print(f"{step.__name__}: ok, {time.monotonic() - started:.1f} s", flush=True)

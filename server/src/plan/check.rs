@@ -1,6 +1,6 @@
 //! What the checks share.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
@@ -55,6 +55,15 @@ pub(super) fn unsupported(
 /// 400: the field is not known.
 pub(super) fn unknown(name: impl Into<String>, expected: impl AsRef<str>) -> ApiError {
     ApiError { code: Some("unknown_field"), ..ApiError::field(name.into(), expected, "another field") }
+}
+
+/// Refuses a field of an object that is none of these; what is no object has none.
+pub(super) fn closed(name: &str, value: Option<&Value>, known: &[&str]) -> Result<(), ApiError> {
+    let mut fields = value.and_then(Value::as_object).into_iter().flat_map(Map::keys);
+    match fields.find(|field| !known.contains(&field.as_str())) {
+        Some(field) => Err(unknown(format!("{name}.{field}"), known.join(" or "))),
+        None => Ok(()),
+    }
 }
 
 /// 400: the field has to be there.

@@ -3,7 +3,7 @@
 use canopy_e2e::engine::Constraint;
 use serde_json::{Map, Value};
 
-use super::check::{missing, shown, unknown};
+use super::check::{closed, missing, shown, unknown};
 use crate::error::ApiError;
 
 /// Longest grammar and longest schema, in bytes.
@@ -33,9 +33,7 @@ fn response_format(format: &Value) -> Result<Constraint, ApiError> {
     };
     let kind = fields.get("type").ok_or_else(|| missing("response_format.type"))?;
     let allowed: &[&str] = if kind == "json_schema" { &["type", "json_schema"] } else { &["type"] };
-    if let Some(name) = fields.keys().find(|name| !allowed.contains(&name.as_str())) {
-        return Err(unknown(format!("response_format.{name}"), allowed.join(" or ")));
-    }
+    closed("response_format", Some(format), allowed)?;
     match kind.as_str() {
         Some("text") => Ok(Constraint::None),
         Some("json_object") => Ok(Constraint::JsonObject),

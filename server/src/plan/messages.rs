@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::check::{missing, neutral, shown};
+use super::check::{closed, missing, neutral, shown};
 use crate::error::ApiError;
 use crate::types::{ChatMessageBody, Object};
 
@@ -46,8 +46,12 @@ fn message(at: usize, body: ChatMessageBody) -> Result<Value, ApiError> {
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();
     }
-    for (name, value) in [("reasoning_content", body.reasoning_content), ("tool_call_id", body.tool_call_id)]
-    {
+    let texts = [
+        ("name", body.name),
+        ("reasoning_content", body.reasoning_content),
+        ("tool_call_id", body.tool_call_id),
+    ];
+    for (name, value) in texts {
         if let Some(value) = value {
             message[name] = value.into();
         }
@@ -61,7 +65,12 @@ fn tool_calls(field: &str, calls: Value) -> Result<Vec<Value>, ApiError> {
         return Err(ApiError::field(field.to_owned(), "a list of calls", shown(&calls)));
     };
     let one = |(at, call): (usize, Value)| {
+        closed(&format!("{field}[{at}]"), Some(&call), &["id", "type", "index", "function"])?;
+        closed(&format!("{field}[{at}].function"), call.get("function"), &["name", "arguments"])?;
         let text = |path: &str| call.pointer(path).and_then(Value::as_str);
+        if let Some(kind) = call.get("type").filter(|kind| *kind != "function" && !kind.is_null()) {
+            return Err(ApiError::field(format!("{field}[{at}].type"), "function", shown(kind)));
+        }
         let name = text("/function/name").ok_or_else(|| missing(format!("{field}[{at}].function.name")))?;
         let arguments = text("/function/arguments").unwrap_or("{}");
         let parsed = serde_json::from_str::<Map<String, Value>>(arguments).map_err(|_| {
@@ -84,13 +93,14 @@ fn content(at: usize, value: Option<Value>) -> Result<String, ApiError> {
     };
     let mut text = String::new();
     for (part_at, part) in parts.iter().enumerate() {
-        let Some(part) = part.as_object() else {
+        if !part.is_object() {
             return Err(ApiError::field(format!("{field}[{part_at}]"), "a text part", shown(part)));
-        };
+        }
         if part.get("type").and_then(Value::as_str) != Some("text") {
             let got = part.get("type").map_or("none".into(), shown);
             return Err(ApiError::field(format!("{field}[{part_at}].type"), "text", got));
         }
+        closed(&format!("{field}[{part_at}]"), Some(part), &["type", "text"])?;
         let Some(piece) = part.get("text").and_then(Value::as_str) else {
             let got = part.get("text").map_or("none".into(), shown);
             return Err(ApiError::field(format!("{field}[{part_at}].text"), "a string", got));

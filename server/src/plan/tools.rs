@@ -4,7 +4,7 @@ use canopy_e2e::chat::tool_call_grammar;
 use canopy_e2e::engine::Constraint;
 use serde_json::Value;
 
-use super::check::{shown, unsupported};
+use super::check::{closed, shown, unsupported};
 use crate::error::ApiError;
 use crate::types::{Object, ToolBody};
 
@@ -34,7 +34,11 @@ pub(super) fn tool_use(
         }
         Some(Value::String(word)) if word == "required" => Some(None),
         Some(choice @ Value::Object(_)) => match choice.pointer("/function/name").and_then(Value::as_str) {
-            Some(name) if choice["type"] == "function" => Some(Some(name)),
+            Some(name) if choice["type"] == "function" => {
+                closed("tool_choice", Some(choice), &["type", "function"])?;
+                closed("tool_choice.function", choice.get("function"), &["name"])?;
+                Some(Some(name))
+            }
             _ => return Err(ApiError::field("tool_choice", CHOICES, shown(choice))),
         },
         Some(other) => return Err(ApiError::field("tool_choice", CHOICES, shown(other))),

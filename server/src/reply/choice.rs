@@ -6,7 +6,7 @@ use canopy_e2e::tokenizer::Detokenizer;
 
 use super::{ReplyStart, Shape, logprobs, rounds};
 use crate::engine_thread::Update;
-use crate::reasoning::ReasoningSplit;
+use crate::reasoning::{ReasoningSplit, ThoughtTokens};
 use crate::types::answer::{CompletionLogprobs, ToolCall, ToolFunction};
 use crate::types::canopy::CanopyStep;
 
@@ -15,6 +15,7 @@ use crate::types::canopy::CanopyStep;
 pub(super) struct Choice {
     pub index: usize,
     split: ReasoningSplit,
+    pub thought: ThoughtTokens,
     /// Reads calls out of the content, when there are tools.
     parser: Option<ToolCallParser>,
     called: usize,
@@ -65,6 +66,7 @@ impl Choice {
         Self {
             index,
             split: ReasoningSplit::new(start.thinking),
+            thought: ThoughtTokens::new(start.thinking),
             parser: (!start.tools.is_empty()).then(|| ToolCallParser::new(&start.tools)),
             called: 0,
             id: format!("{}-{index}", start.id),
@@ -90,6 +92,9 @@ impl Choice {
         let drafted = update.tokens.iter().filter(|token| token.origin == TokenOrigin::Drafted).count();
         self.drafted += drafted;
         self.bonus += update.tokens.len() - drafted;
+        for token in &update.tokens {
+            self.thought.push(|| start.model.tokenizer.token_text(token.id));
+        }
         if start.plan.canopy.rounds && (!update.tokens.is_empty() || update.round.is_some()) {
             let step = rounds::step(self.index, &start.model.tokenizer, &mut self.pieces, update);
             self.steps.push(step);
@@ -152,6 +157,11 @@ impl Choice {
         self.calls.extend(step.calls);
         self.kept_prompt.extend(step.prompt);
         self.kept_tokens.extend(step.tokens.unwrap_or_default());
+    }
+
+    /// Drafted tokens that the target verified: the nodes of every round but its root.
+    pub fn verified_drafts(&self) -> usize {
+        self.stats.nodes.saturating_sub(self.stats.rounds)
     }
 
     pub fn ended(&self) -> bool {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::engine_thread::{ModelInfo, Update};
 use crate::plan::Plan;
 use crate::types::answer::{
-    Answer, ChatChoice, ChatDelta, CompletionChoice, Delta, Message, PromptDetails, Usage,
+    Answer, ChatChoice, ChatDelta, CompletionChoice, CompletionDetails, Delta, Message, PromptDetails, Usage,
 };
 use crate::types::canopy::{Canopy, CanopyEnd};
 use choice::{Choice, Step};
@@ -177,6 +177,17 @@ impl Reply {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens },
+            completion_tokens_details: self.completion_details(),
+        }
+    }
+
+    fn completion_details(&self) -> CompletionDetails {
+        let sum = |count: fn(&Choice) -> usize| self.choices.iter().map(count).sum::<usize>();
+        let accepted = sum(|choice| choice.drafted);
+        CompletionDetails {
+            reasoning_tokens: sum(|choice| choice.thought.count()),
+            accepted_prediction_tokens: accepted,
+            rejected_prediction_tokens: sum(Choice::verified_drafts).saturating_sub(accepted),
         }
     }
 

@@ -183,6 +183,8 @@ pub struct Usage {
     pub total_tokens: usize,
     /// Of the prompt.
     pub prompt_tokens_details: PromptDetails,
+    /// Of all choices.
+    pub completion_tokens_details: CompletionDetails,
 }
 
 /// What is known of a prompt's tokens.
@@ -190,6 +192,17 @@ pub struct Usage {
 pub struct PromptDetails {
     /// Tokens that a saved prefix stood in for.
     pub cached_tokens: usize,
+}
+
+/// What became of all choices' tokens and of their drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct CompletionDetails {
+    /// Tokens of thoughts, the closing `</think>` included.
+    pub reasoning_tokens: usize,
+    /// Tokens of the answer that were drafted and accepted.
+    pub accepted_prediction_tokens: usize,
+    /// Drafted tokens that were verified and are not in the answer; `completion_tokens` does not count them.
+    pub rejected_prediction_tokens: usize,
 }
 
 /// The body of every answer that is not 2xx.

@@ -98,7 +98,7 @@ pub struct ChatMessageBody {
     /// A string or a list of text parts.
     #[schema(value_type = Option<crate::types::ContentShape>)]
     pub content: Option<Value>,
-    /// Not looked at.
+    /// Who speaks; given to the model's chat template, which may leave it out.
     pub name: Option<String>,
     /// What an assistant thought before it answered; the template decides whether it is told again.
     pub reasoning_content: Option<String>,

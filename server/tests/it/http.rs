@@ -27,7 +27,9 @@ fn a_completion_has_openais_shape() {
     );
     let prompt = TOKENIZER.encode("def f():").unwrap().len();
     let usage = json!({"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7,
-                       "prompt_tokens_details": {"cached_tokens": 0}});
+                       "prompt_tokens_details": {"cached_tokens": 0},
+                       "completion_tokens_details": {"reasoning_tokens": 0, "accepted_prediction_tokens": 3,
+                                                     "rejected_prediction_tokens": 5}});
     assert_eq!(body["usage"], usage);
     assert!(body.get("canopy").is_none());
 }

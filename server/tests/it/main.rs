@@ -5,6 +5,7 @@ mod connections; // late heads, floods, silence, deadlines
 mod fuzz; // bodies that nobody would write
 mod http; // routes, answers, headers, keys: no socket
 mod known_failures; // kinds of failure of other servers, the engine over a scripted target
+mod openai_fields; // every parameter of OpenAI's and others': honoured, refused by name, or without effect
 mod openapi; // the document lists every route
 mod overload; // 429, 413, drain, slow readers, a failing engine
 mod pair; // the embedded pair behind the real routes

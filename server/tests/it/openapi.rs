@@ -82,6 +82,13 @@ fn fields_are_closed_bounded_and_their_types_are_there() {
         assert!(completion["properties"][field].is_object(), "{field}");
         assert!(schemas["ChatRequest"]["properties"][field].is_object(), "{field}");
     }
+    for field in ["reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"] {
+        assert_eq!(schemas["CompletionDetails"]["properties"][field]["type"], "integer", "{field}");
+    }
+    assert_eq!(
+        schemas["Usage"]["properties"]["completion_tokens_details"]["$ref"],
+        "#/components/schemas/CompletionDetails"
+    );
     let mut open = vec![&document];
     let mut references = 0;
     while let Some(value) = open.pop() {

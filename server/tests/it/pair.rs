@@ -217,6 +217,37 @@ fn several_prompts_say_what_each_says_alone() {
     }
 }
 
+#[test]
+fn usage_tells_accepted_and_rejected_drafts_streamed_or_not() {
+    let server = &*SERVER;
+    let mut all_rejected = 0;
+    for (mode, choices) in [("chain", 1), ("tree", 1), ("tree", 2), ("auto", 1), ("ar", 1)] {
+        for stream in [false, true] {
+            let mut body = json!({"prompt": ["def add(a, b):", "x = ["], "max_tokens": 40, "n": choices, "stream": stream,
+                                  "speculation": {"mode": mode}, "canopy": {"stats": true}});
+            if stream {
+                body["stream_options"] = json!({"include_usage": true});
+            }
+            let answer = server.request("POST", "/v1/completions", &body.to_string());
+            let parts = if stream { answer.chunks() } else { vec![answer.json()] };
+            let usage = parts.iter().map(|part| &part["usage"]).find(|usage| usage.is_object()).unwrap();
+            let details = &usage["completion_tokens_details"];
+            // The statistics, which a stream tells of each choice.
+            let stats = parts.iter().map(|part| &part["canopy"]).filter(|canopy| canopy.is_object());
+            let of = |name: &str| -> u64 { stats.clone().map(|canopy| canopy[name].as_u64().unwrap()).sum() };
+            let (accepted, verified) = (of("drafted_tokens"), of("nodes") - of("rounds"));
+            let expected = json!({"reasoning_tokens": 0, "accepted_prediction_tokens": accepted,
+                                  "rejected_prediction_tokens": verified - accepted});
+            assert_eq!(*details, expected, "{mode}, stream {stream}");
+            // Whether `auto` drafts at all follows measured times.
+            assert!(mode == "auto" || (accepted == 0) == (mode == "ar"), "{mode}: {accepted}");
+            assert!(accepted + of("bonus_tokens") == usage["completion_tokens"].as_u64().unwrap());
+            all_rejected += verified - accepted;
+        }
+    }
+    assert!(all_rejected > 0);
+}
+
 /// What a chat answer says, its tokens from their log-probabilities, and its usage.
 #[derive(Debug, PartialEq)]
 struct Said {
@@ -225,6 +256,7 @@ struct Said {
     tokens: Vec<String>,
     finish: String,
     usage: (u64, u64),
+    thought: u64,
 }
 
 fn said(server: &Server, fields: &Value, more: &Value) -> Said {
@@ -249,6 +281,7 @@ fn said(server: &Server, fields: &Value, more: &Value) -> Said {
         tokens: tokens.map(|token| token["token"].as_str().unwrap().to_owned()).collect(),
         finish: choices.iter().filter_map(|choice| choice["finish_reason"].as_str()).collect(),
         usage: (usage["prompt_tokens"].as_u64().unwrap(), usage["completion_tokens"].as_u64().unwrap()),
+        thought: usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap(),
     }
 }
 
@@ -273,7 +306,7 @@ fn thinking_is_asked_for_bounded_and_counted_in_every_mode() {
     let plain = said_in_every_mode(server, &json!({}));
     let off = said_in_every_mode(server, &json!({"chat_template_kwargs": {"enable_thinking": false}}));
     assert_eq!(plain, off);
-    assert!(plain.reasoning.is_empty() && !plain.content.is_empty(), "{plain:?}");
+    assert!(plain.reasoning.is_empty() && !plain.content.is_empty() && plain.thought == 0, "{plain:?}");
     let mut answered = false;
     let opening = TOKENIZER.encode("<think>\n").unwrap().len() as u64;
     let asked =
@@ -299,6 +332,9 @@ fn thinking_is_asked_for_bounded_and_counted_in_every_mode() {
         assert_eq!(got.usage, (plain.usage.0 + opening, got.tokens.len() as u64), "{got:?}");
         assert!(got.finish != "length" || got.tokens.len() == 40, "{got:?}");
         let whole = got.tokens.concat();
+        let ended_at = |count: &usize| got.tokens[..*count].concat().contains("</think>");
+        let thought = (1..=got.tokens.len()).find(ended_at).unwrap_or(got.tokens.len());
+        assert_eq!(got.thought, thought as u64, "{got:?}");
         match budget {
             None => assert!(!got.reasoning.is_empty(), "{got:?}"),
             Some(budget) => {
