@@ -139,7 +139,9 @@ fn what_changes_nothing_is_taken() {
     let mut chat = body(CHAT);
     let mut completion = body(COMPLETIONS);
     let plain = [post_json(&state, CHAT, &chat).json(), post_json(&state, COMPLETIONS, &completion).json()];
-    for (field, value) in [("user", json!("u")), ("metadata", json!({"a": "b"})), ("service_tier", json!("default"))] {
+    for (field, value) in
+        [("user", json!("u")), ("metadata", json!({"a": "b"})), ("service_tier", json!("default"))]
+    {
         chat[field] = value;
     }
     chat["messages"][0]["name"] = json!("someone");

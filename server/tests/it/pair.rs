@@ -115,7 +115,13 @@ fn streams_side_by_side_say_what_they_say_alone() {
     });
     for (alone, together) in alone.iter().zip(&together) {
         assert_eq!(text(alone), text(together));
-        assert_eq!(alone["usage"], together["usage"]);
+        // What `auto` drafts follows measured times; every other count is fixed.
+        let counts = |body: &Value| {
+            let mut usage = body["usage"].clone();
+            usage.as_object_mut().unwrap().remove("completion_tokens_details").unwrap();
+            usage
+        };
+        assert_eq!(counts(alone), counts(together));
     }
 }
 
