@@ -44,6 +44,9 @@ pub struct Args {
     /// Where the model runs: `cpu`, `cuda` or `cuda:N`.
     #[arg(long, env = "CANOPY_DEVICE", default_value = "cpu")]
     pub device: String,
+    /// What rows are rounded to before products on CUDA; the CPU always takes them in f32.
+    #[arg(long, env = "CANOPY_ROWS", value_enum, default_value_t = RowsArg::Bf16)]
+    pub rows: RowsArg,
     /// Streams that run at once.
     #[arg(long, env = "CANOPY_SLOTS", default_value_t = 4)]
     pub slots: usize,
@@ -120,6 +123,16 @@ pub enum DtypeArg {
     /// Rounded to bf16.
     Bf16,
     /// Widened to f32.
+    F32,
+}
+
+/// What rows are rounded to before products on CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RowsArg {
+    /// bf16, as checkpoints in bf16 are run elsewhere.
+    Bf16,
+    /// f32: slower, and close to the CPU.
     F32,
 }
 

@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use canopy_e2e::engine::EngineConfig;
-use canopy_e2e::loader::{LoadOptions, ModelSource, WeightDtype};
+use canopy_e2e::loader::{LoadOptions, ModelSource, RowPrecision, WeightDtype};
 
-pub use args::{Args, DtypeArg, LogFormat};
+pub use args::{Args, DtypeArg, LogFormat, RowsArg};
 pub use file::{FileError, ParseError, parse};
 
 /// Most non-root nodes of one draft tree: a tree has at most 256 nodes, root included.
@@ -51,6 +51,8 @@ pub struct Config {
     pub dtype: DtypeArg,
     /// Where the model runs.
     pub device: String,
+    /// What rows are rounded to before products on CUDA.
+    pub rows: RowsArg,
     /// Streams that run at once.
     pub slots: usize,
     /// Streams that may wait.
@@ -127,6 +129,7 @@ impl TryFrom<Args> for Config {
             },
             dtype: args.dtype,
             device: args.device.clone(),
+            rows: args.rows,
             slots: in_range("slots", args.slots, 1, 1024)?,
             max_waiting: in_range("max-waiting", args.max_waiting, 0, 1 << 20)?,
             context_len: args.context_len,
@@ -187,6 +190,10 @@ impl Config {
             context_len: self.context_len,
             offline: self.offline,
             device: self.device.clone(),
+            rows: match self.rows {
+                RowsArg::Bf16 => RowPrecision::Bf16,
+                RowsArg::F32 => RowPrecision::F32,
+            },
             ..LoadOptions::default()
         }
     }
@@ -282,6 +289,14 @@ mod tests {
         for bad in ["a.org", "https://", "https://a.org/", "*,https://a.org"] {
             assert!(config(&["--cors-origin", bad]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn rows_and_device_reach_the_loader() {
+        let options = config(&[]).unwrap().load_options();
+        assert_eq!((options.device.as_str(), options.rows), ("cpu", RowPrecision::Bf16));
+        let options = config(&["--device", "cuda:1", "--rows", "f32"]).unwrap().load_options();
+        assert_eq!((options.device.as_str(), options.rows), ("cuda:1", RowPrecision::F32));
     }
 
     #[test]
