@@ -19,6 +19,12 @@ __device__ __forceinline__ void wait_for_kernels_ahead() {
 #endif
 }
 
+// The start of a small kernel that is launched early.
+__device__ __forceinline__ void take_turn() {
+    next_may_begin();
+    wait_for_kernels_ahead();
+}
+
 constexpr uint32_t kFull = 0xffffffffu;
 
 __device__ __forceinline__ float to_f32(float x) { return x; }

@@ -38,6 +38,7 @@ __device__ __forceinline__ void settle(uint32_t (&a)[N]) {
 }
 
 // clang-format off
+#define CANOPY_ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define CANOPY_ACC8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define CANOPY_ACC32(d, i) CANOPY_ACC8(d, i), CANOPY_ACC8(d, i + 8), CANOPY_ACC8(d, i + 16), CANOPY_ACC8(d, i + 24)
 // clang-format on
@@ -75,6 +76,59 @@ __device__ __forceinline__ void weighted(float (&d)[64], const uint32_t (&a)[4],
         "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
         : CANOPY_ACC32(d, 0), CANOPY_ACC32(d, 32)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// d += A B^T for 8 rows of B with the summed index along the row; A in registers.
+__device__ __forceinline__ void products(float (&d)[4], const uint4& a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3"
+        "}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
+        : CANOPY_ACC4(d, 0)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+// d += A B^T for 16 rows of B with the summed index along the row; A in registers.
+__device__ __forceinline__ void products(float (&d)[8], const uint4& a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
+        : CANOPY_ACC8(d, 0)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+// d += A B^T for 32 rows of B with the summed index along the row; A in registers.
+__device__ __forceinline__ void products(float (&d)[16], const uint4& a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+        : CANOPY_ACC8(d, 0), CANOPY_ACC8(d, 8)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+// d += A B^T for 64 rows of B with the summed index along the row; A in registers.
+__device__ __forceinline__ void products(float (&d)[32], const uint4& a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+        "%25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        : CANOPY_ACC32(d, 0)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+// d += A B^T for 128 rows of B with the summed index along the row; A in registers.
+__device__ __forceinline__ void products(float (&d)[64], const uint4& a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+        "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        : CANOPY_ACC32(d, 0), CANOPY_ACC32(d, 32)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
 }
 
 }  // namespace canopy

@@ -5,43 +5,115 @@ use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, sys};
+use cudarc::driver::{
+    CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, SyncOnDrop, sys,
+};
 
 use crate::cuda::Kernels;
+use crate::{Error, Result};
 
-/// Launches `function`, whose kernel reads nothing that earlier kernels write, and writes nothing, before its own
-/// `griddepcontrol.wait`. On older devices it is a plain launch.
-///
-/// # Safety
-/// As any launch: `params` point to what the kernel takes, in order, and every buffer is as long as it reads or writes; and the kernel waits as
-/// said above.
-pub(crate) unsafe fn launch(
-    stream: &Arc<CudaStream>,
-    kernels: &Kernels,
-    function: &CudaFunction,
-    config: LaunchConfig,
-    params: &mut [*mut c_void],
-) -> Result<(), DriverError> {
-    // SAFETY: a plain struct with a union of integers, for which zero is a value.
-    let mut attribute: sys::CUlaunchAttribute = unsafe { zeroed() };
-    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-    let config = sys::CUlaunchConfig {
-        gridDimX: config.grid_dim.0,
-        gridDimY: config.grid_dim.1,
-        gridDimZ: config.grid_dim.2,
-        blockDimX: config.block_dim.0,
-        blockDimY: config.block_dim.1,
-        blockDimZ: config.block_dim.2,
-        sharedMemBytes: config.shared_mem_bytes,
-        hStream: stream.cu_stream(),
-        attrs: &raw mut attribute,
-        numAttrs: u32::from(kernels.overlaps()),
-    };
-    stream.context().bind_to_thread()?;
-    // SAFETY: the caller's promise; the configuration outlives the call.
-    unsafe {
-        sys::cuLaunchKernelEx(&raw const config, function.cu_function(), params.as_mut_ptr(), null_mut())
+#[derive(Clone, Copy)]
+enum Param {
+    Value(*mut c_void),
+    Address(sys::CUdeviceptr),
+}
+
+/// One launch of a kernel that reads nothing that earlier kernels write, and writes nothing, before its own
+/// `wait_for_kernels_ahead`. On older devices it is a plain launch.
+pub(crate) struct Launch<'a> {
+    stream: &'a Arc<CudaStream>,
+    op: &'static str,
+    function: CudaFunction,
+    overlaps: bool,
+    params: Vec<Param>,
+    used: Vec<SyncOnDrop<'a>>,
+}
+
+impl<'a> Launch<'a> {
+    /// Of entry point `symbol` of `image` (room/file).
+    pub(crate) fn new(
+        stream: &'a Arc<CudaStream>,
+        op: &'static str,
+        image: &str,
+        symbol: &'static str,
+    ) -> Result<Self> {
+        let kernels = Kernels::on(stream.context())?;
+        let function = kernels.function(op, image, symbol)?;
+        Ok(Self::of(stream, op, &kernels, function))
     }
-    .result()
+
+    /// Of a function of `kernels`.
+    pub(crate) fn of(
+        stream: &'a Arc<CudaStream>,
+        op: &'static str,
+        kernels: &Kernels,
+        function: CudaFunction,
+    ) -> Self {
+        let (params, used) = (Vec::with_capacity(16), Vec::with_capacity(16));
+        Self { stream, op, function, overlaps: kernels.overlaps(), params, used }
+    }
+
+    /// The next parameter, by value.
+    pub(crate) fn value<T: DeviceRepr>(&mut self, value: &'a T) -> &mut Self {
+        self.params.push(Param::Value((&raw const *value).cast_mut().cast()));
+        self
+    }
+
+    /// The next parameter, a buffer that is read.
+    pub(crate) fn read<T>(&mut self, buffer: &'a impl DevicePtr<T>) -> &mut Self {
+        let (address, used) = buffer.device_ptr(self.stream);
+        self.params.push(Param::Address(address));
+        self.used.push(used);
+        self
+    }
+
+    /// The next parameter, a buffer that is written.
+    pub(crate) fn write<T>(&mut self, buffer: &'a mut impl DevicePtrMut<T>) -> &mut Self {
+        let (address, used) = buffer.device_ptr_mut(self.stream);
+        self.params.push(Param::Address(address));
+        self.used.push(used);
+        self
+    }
+
+    /// Launches it.
+    ///
+    /// # Safety
+    /// As any launch: the parameters are what the kernel takes, in order, and every buffer is as long as it reads or writes; and the kernel
+    /// waits as said above.
+    pub(crate) unsafe fn launch(mut self, config: LaunchConfig) -> Result<()> {
+        let driver = |source| Error::Driver { op: self.op, source };
+        // SAFETY: a plain struct with a union of integers, for which zero is a value.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: config.grid_dim.0,
+            gridDimY: config.grid_dim.1,
+            gridDimZ: config.grid_dim.2,
+            blockDimX: config.block_dim.0,
+            blockDimY: config.block_dim.1,
+            blockDimZ: config.block_dim.2,
+            sharedMemBytes: config.shared_mem_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.overlaps),
+        };
+        let in_place = |param: &mut Param| match param {
+            Param::Value(value) => *value,
+            Param::Address(address) => (&raw mut *address).cast(),
+        };
+        let mut params = self.params.iter_mut().map(in_place).collect::<Vec<*mut c_void>>();
+        self.stream.context().bind_to_thread().map_err(driver)?;
+        // SAFETY: the caller's promise; configuration and parameters outlive the call.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.function.cu_function(),
+                params.as_mut_ptr(),
+                null_mut(),
+            )
+        }
+        .result()
+        .map_err(driver)
+    }
 }

@@ -9,6 +9,7 @@ namespace canopy {
 
 template <typename T>
 __device__ void gates(uint32_t rows, uint32_t v_heads, const T* ab, const float* a_log, const float* dt_bias, float* out) {
+    take_turn();
     const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= rows * v_heads) return;
     const uint32_t row = at / v_heads, h = at % v_heads;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::Kernels;
+use crate::Result;
+use crate::cuda::early::Launch;
 use crate::error::expect_len;
-use crate::{Error, Result};
 
 /// An element type that the kernel is built for.
 pub trait Element: DeviceRepr {
@@ -43,16 +43,14 @@ pub fn forward<T: Element>(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "gates/gates", T::SYMBOL)?;
     let (rows, heads) = (rows as u32, v_heads as u32);
     let config = LaunchConfig {
         grid_dim: ((rows * heads).div_ceil(128), 1, 1),
         block_dim: (128, 1, 1),
         shared_mem_bytes: 0,
     };
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&rows).arg(&heads).arg(&ab).arg(&a_log).arg(&dt_bias).arg(&mut out);
+    let mut launch = Launch::new(stream, OP, "gates/gates", T::SYMBOL)?;
+    launch.value(&rows).value(&heads).read(&ab).read(&a_log).read(&dt_bias).write(&mut out);
     // SAFETY: lengths checked above; every element of out is written.
-    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void put_quad(__nv_bfloat16* row, uint32_t at, uint32
 
 template <typename T>
 __device__ __forceinline__ void append(uint32_t width, uint32_t stride, const float* rows, const int* destinations, T* pool) {
-    next_may_begin();
+    take_turn();
     const uint32_t at = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
     const int destination = destinations[blockIdx.x];
     if (at >= width || destination < 0) return;

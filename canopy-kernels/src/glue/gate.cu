@@ -6,7 +6,7 @@ using namespace canopy;
 extern "C" __global__ void __launch_bounds__(256)
     glue_swiglu(uint32_t width, uint32_t gate_stride, uint32_t up_stride, const float* __restrict__ gate, const float* __restrict__ up,
                 float* __restrict__ out) {
-    next_may_begin();
+    take_turn();
     const uint32_t at = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
     if (at >= width) return;
     gate += (size_t)blockIdx.x * gate_stride;
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256)
 template <typename T>
 __device__ __forceinline__ void attn_gate(uint32_t q_heads, uint32_t head_dim, uint32_t q_stride, const T* attn, const float* q_proj,
                                           float* out) {
-    next_may_begin();
+    take_turn();
     const uint32_t quads = (head_dim + 3) / 4, index = blockIdx.y * blockDim.x + threadIdx.x;
     const uint32_t head = index / quads, at = index % quads * 4;
     if (head >= q_heads) return;

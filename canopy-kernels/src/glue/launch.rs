@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::Kernels;
+use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{Error, Result};
 
@@ -66,10 +66,6 @@ fn rows_of(op: &'static str, arg: &'static str, len: usize, width: usize) -> Res
             Err(Error::Value { op, arg, expected: "fewer than 2^31 rows".into(), got: rows.to_string() })
         }
     }
-}
-
-fn launched<T>(op: &'static str, result: std::result::Result<T, cudarc::driver::DriverError>) -> Result<()> {
-    result.map(|_| ()).map_err(|source| Error::Driver { op, source })
 }
 
 /// One thread per quad of every row.
@@ -153,11 +149,10 @@ pub fn rms_norm(
     }
     let symbols = ["glue_rms_norm_w1", "glue_rms_norm_w16", "glue_rms_norm_w32"];
     let (symbol, args, config) = norm_launch(OP, symbols, norm, rows)?;
-    let function = Kernels::on(stream.context())?.function(OP, "glue/norm", symbol)?;
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(x).arg(norm.weight).arg(out);
+    let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
+    launch.value(&args).read(x).read(norm.weight).write(out);
     // SAFETY: lengths checked above; every element of out is written.
-    launched(OP, unsafe { launch.launch(config) })
+    unsafe { launch.launch(config) }
 }
 
 /// As [`super::cpu::add_rms_norm`]; `x`, `residual`, `sum`, `out` `[N, width]`.
@@ -182,11 +177,10 @@ pub fn add_rms_norm(
     }
     let symbols = ["glue_add_rms_norm_w1", "glue_add_rms_norm_w16", "glue_add_rms_norm_w32"];
     let (symbol, args, config) = norm_launch(OP, symbols, norm, rows)?;
-    let function = Kernels::on(stream.context())?.function(OP, "glue/norm", symbol)?;
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(x).arg(residual).arg(norm.weight).arg(sum).arg(out);
+    let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
+    launch.value(&args).read(x).read(residual).read(norm.weight).write(sum).write(out);
     // SAFETY: lengths checked above; every element of sum and out is written.
-    launched(OP, unsafe { launch.launch(config) })
+    unsafe { launch.launch(config) }
 }
 
 /// As [`super::cpu::gated_rms_norm`]; `o`, `out` `[N, heads, width]`, `z` rows of `[heads width]`.
@@ -217,11 +211,10 @@ pub fn gated_rms_norm(
     let symbols = ["glue_gated_rms_norm_w1", "glue_gated_rms_norm_w16", "glue_gated_rms_norm_w32"];
     let (symbol, args, config) = norm_launch(OP, symbols, norm, rows * heads)?;
     let args = NormArgs { heads: heads as u32, gate_stride: z.stride as u32, ..args };
-    let function = Kernels::on(stream.context())?.function(OP, "glue/norm", symbol)?;
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(o).arg(z.data).arg(norm.weight).arg(out);
+    let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
+    launch.value(&args).read(o).read(z.data).read(norm.weight).write(out);
     // SAFETY: lengths checked above; every element of out is written.
-    launched(OP, unsafe { launch.launch(config) })
+    unsafe { launch.launch(config) }
 }
 
 /// As [`super::cpu::swiglu`]; `gate`, `up` rows of `width`, `out` `[N, width]`.
@@ -242,10 +235,9 @@ pub fn swiglu(
     if rows == 0 || width == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "glue/gate", "glue_swiglu")?;
     let (columns, gate_stride, up_stride) = (width as u32, gate.stride as u32, up.stride as u32);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&columns).arg(&gate_stride).arg(&up_stride).arg(gate.data).arg(up.data).arg(out);
+    let mut launch = Launch::new(stream, OP, "glue/gate", "glue_swiglu")?;
+    launch.value(&columns).value(&gate_stride).value(&up_stride).read(gate.data).read(up.data).write(out);
     // SAFETY: lengths checked above; every element of out is written.
-    launched(OP, unsafe { launch.launch(quads(rows, width.div_ceil(4), 1)) })
+    unsafe { launch.launch(quads(rows, width.div_ceil(4), 1)) }
 }

@@ -64,7 +64,7 @@ __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, c
 template <int Warps, Step S>
 __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, const float* other, const float* weight, float* sum,
                                          float* out) {
-    next_may_begin();
+    take_turn();
     const uint32_t row = Warps == 1 ? blockIdx.x * kRowsOfCta + threadIdx.x / 32 : blockIdx.x;
     if (row >= a.rows) return;
     const size_t first = (size_t)row * a.width;

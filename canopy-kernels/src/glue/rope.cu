@@ -48,7 +48,6 @@ template <typename T>
 __device__ __forceinline__ void rope_head(const RopeArgs& a, const float* q_proj, const float* k_proj, const float* v_proj,
                                           const float* q_weight, const float* k_weight, const float* inv_freq, int position, T* q,
                                           T* k, T* v) {
-    next_may_begin();
     __shared__ __align__(16) float normed[kWarps][kHeadDim];
     __shared__ float cosines[kHeadDim / 2], sines[kHeadDim / 2];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim, head = blockIdx.y * kWarps + warp;
@@ -107,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(canopy::kWarps * 32)
     glue_qk_norm_rope(canopy::RopeArgs a, const float* __restrict__ q_proj, const float* __restrict__ k_proj,
                       const float* __restrict__ q_weight, const float* __restrict__ k_weight, const float* __restrict__ inv_freq,
                       const int* __restrict__ positions, float* __restrict__ q, float* __restrict__ k) {
+    canopy::take_turn();
     const size_t row = blockIdx.x, width = (size_t)a.head_dim * row;
     canopy::rope_head<float>(a, q_proj + row * a.q_stride, k_proj + row * a.k_stride, nullptr, q_weight, k_weight, inv_freq,
                              positions[row], q + width * a.q_heads, k + width * a.kv_heads, nullptr);
@@ -118,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(canopy::kWarps * 32)
         const float* __restrict__ q_weight, const float* __restrict__ k_weight, const float* __restrict__ inv_freq,            \
         const int* __restrict__ positions, const int* __restrict__ destinations, T* __restrict__ q, T* __restrict__ keys,      \
         T* __restrict__ values) {                                                                                              \
+        canopy::take_turn();                                                                                                   \
         const size_t row = blockIdx.x, pool_row = (size_t)a.head_dim * a.kv_heads;                                             \
         const int to = destinations[row];                                                                                      \
         canopy::rope_head<T>(a, q_proj + row * a.q_stride, k_proj + row * a.k_stride, v_proj + row * a.v_stride, q_weight,     \

@@ -3,6 +3,8 @@
 // row that has been written.
 #include <stdint.h>
 
+#include "canopy/numeric.cuh"
+
 constexpr int kMostPools = 64;
 constexpr int kAhead = 8;
 
@@ -15,6 +17,7 @@ static_assert(sizeof(CompactArgs) == 8 + 8 * kMostPools, "launch.rs CompactArgs"
 
 extern "C" __global__ void __launch_bounds__(128)
     kv_compact(const __grid_constant__ CompactArgs a, const int* lens, const int* slots, const int* rows, const int* cu_rows, const int* cu_nodes) {
+    canopy::take_turn();
     const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.z;
     const int slot = slots[b], context = lens[b], first = cu_rows[b], entries = cu_rows[b + 1] - first, nodes = cu_nodes[b + 1] - cu_nodes[b];
     if (column >= a.words || slot < 0 || context < 0 || context > (int)a.capacity - nodes) return;

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaStream, CudaView, CudaViewMut, DevicePtrMut, DeviceRepr, LaunchConfig, PushKernelArg,
-};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtrMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::{Kernels, PathsOnDevice};
+use crate::cuda::PathsOnDevice;
+use crate::cuda::early::Launch;
 use crate::error::{expect_len, expect_pool};
 use crate::{AcceptedPaths, Error, Result};
 
@@ -54,7 +53,6 @@ pub fn compact<T: DeviceRepr>(
     if paths.rows().is_empty() {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "kv_compact/compact", "kv_compact")?;
     let words = bytes / WORD_BYTES;
     for some in pools.chunks_mut(MOST_POOLS) {
         let mut args = CompactArgs { words: words as u32, capacity: capacity as u32, pools: [0; MOST_POOLS] };
@@ -69,11 +67,11 @@ pub fn compact<T: DeviceRepr>(
             *at = pointer;
             in_use.push(used);
         }
-        let mut launch = stream.launch_builder(&function);
-        launch.arg(&args).arg(&lens).arg(&on_device.slots).arg(&on_device.rows);
-        launch.arg(&on_device.cu_rows).arg(&on_device.cu_nodes);
+        let mut launch = Launch::new(stream, OP, "kv_compact/compact", "kv_compact")?;
+        launch.value(&args).read(&lens).read(&on_device.slots).read(&on_device.rows);
+        launch.read(&on_device.cu_rows).read(&on_device.cu_nodes);
         // SAFETY: lengths and slots checked above; a row that does not fit is left out by the kernel; the pools stay borrowed meanwhile.
-        unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
+        unsafe { launch.launch(config) }?;
     }
     Ok(())
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig,
-    PushKernelArg,
-};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 use half::bf16;
 
-use crate::cuda::{Kernels, early};
+use crate::cuda::Kernels;
+use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{Error, Result};
+
+mod warpgroup;
 
 const IMAGE: &str = "linear/linear";
 /// Outputs of a tile, and inputs of a tensor-core step.
@@ -219,10 +219,11 @@ impl WeightOnDevice {
         &self.shape
     }
 
-    /// f32 elements of scratch that [`forward`] needs for this many rows: two blocks' sums of every worker.
+    /// f32 elements of scratch that [`forward`] needs for this many rows: two blocks' sums of every worker, and the rows rounded.
     pub fn scratch_len(&self, rows: usize) -> usize {
         let (tile, _) = kernel(rows);
-        2 * self.shape.workers().1 * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK
+        let spans = 2 * self.shape.workers().1 * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK;
+        spans.max(warpgroup::scratch_len(&self.shape, rows))
     }
 }
 
@@ -246,7 +247,6 @@ pub fn forward(
     mut y: CudaViewMut<'_, f32>,
 ) -> Result<()> {
     const OP: &str = "linear";
-    let driver = |source| Error::Driver { op: OP, source };
     let shape = &weight.shape;
     let rows = x.len() / shape.inputs;
     expect_len(OP, "x", &[rows, shape.inputs], x.len())?;
@@ -263,10 +263,11 @@ pub fn forward(
         let (expected, got) = (Box::new([weight.scratch_len(rows)]), Box::new([scratch.len()]));
         return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
     }
+    if rounding == Rounding::Bf16 && warpgroup::takes(&*Kernels::on(stream.context())?, shape) {
+        return warpgroup::forward(stream, weight, &x, scratch, starts, &mut y);
+    }
     let (tile, [split, bf16]) = kernel(rows);
     let (symbol, parts) = if rounding == Rounding::Split { (split, 2) } else { (bf16, 1) };
-    let kernels = Kernels::on(stream.context())?;
-    let function = kernels.function(OP, IMAGE, symbol)?;
     let mut args = shape.args();
     for first in (0..rows).step_by(tile * ROW_TILES) {
         let count = (rows - first).min(tile * ROW_TILES);
@@ -280,22 +281,17 @@ pub fn forward(
             shared_mem_bytes: (2 * parts * tile * 256) as u32,
         };
         let x = x.slice(first * shape.inputs..(first + count) * shape.inputs);
-        let (x, _x) = x.device_ptr(stream);
-        let (packed, _packed) = weight.packed.device_ptr(stream);
-        let (spans, _spans) = scratch.device_ptr_mut(stream);
-        let (arrived, _arrived) = weight.arrived.device_ptr_mut(stream);
-        let (out, _out) = y.device_ptr_mut(stream);
-        let mut params = [
-            (&raw const args).cast_mut().cast(),
-            (&raw const x).cast_mut().cast(),
-            (&raw const packed).cast_mut().cast(),
-            (&raw const spans).cast_mut().cast(),
-            (&raw const arrived).cast_mut().cast(),
-            (&raw const out).cast_mut().cast(),
-        ];
+        let mut launch = Launch::new(stream, OP, IMAGE, symbol)?;
+        launch
+            .value(&args)
+            .read(&x)
+            .read(&weight.packed)
+            .write(&mut *scratch)
+            .write(&mut weight.arrived)
+            .write(&mut y);
         // SAFETY: lengths checked above; a warp writes its own outputs of its own rows, within the planes; before its wait the kernel reads
         // the weight alone.
-        unsafe { early::launch(stream, &kernels, &function, config, &mut params) }.map_err(driver)?;
+        unsafe { launch.launch(config) }?;
     }
     Ok(())
 }
@@ -326,13 +322,11 @@ pub fn lookup(
     if ids.is_empty() {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, IMAGE, "linear_lookup")?;
     let config =
         LaunchConfig { grid_dim: (ids.len() as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
     let args = shape.args();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&ids).arg(&weight.packed).arg(&mut y);
+    let mut launch = Launch::new(stream, OP, IMAGE, "linear_lookup")?;
+    launch.value(&args).read(&ids).read(&weight.packed).write(&mut y);
     // SAFETY: lengths and the largest id checked above; a block writes its own row.
-    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }

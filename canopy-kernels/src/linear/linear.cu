@@ -4,8 +4,8 @@
 // one output is added in order by the one that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum, so a row's bits are its own.
 #include <stdint.h>
 
-#include "args.cuh"
 #include "canopy/mma.cuh"
+#include "share.cuh"
 
 namespace canopy {
 
@@ -59,26 +59,6 @@ struct Stager {
         inputs_left += chunks * kChunk;
     }
 };
-
-struct Place {
-    uint32_t start, width, column;
-};
-
-__device__ __forceinline__ Place place_of(const LinearArgs& a, uint32_t tile) {
-    uint32_t part = 0, before = 0;
-    while (part + 1 < a.parts && tile >= a.tile_end[part]) before = a.tile_end[part++];
-    return {a.start[part], a.width[part], (tile - before) * 16};
-}
-
-// Accumulator c[0..3] holds outputs lane / 4 and lane / 4 + 8 of rows 2 (lane % 4) and the next.
-__device__ __forceinline__ void write(const LinearArgs& a, const Place& p, int row, int lane, float4 c, float* y) {
-    const float values[4] = {c.x, c.y, c.z, c.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t column = p.column + lane / 4 + i / 2 * 8, r = row + lane % 4 * 2 + i % 2;
-        if (r < a.rows && column < p.width) y[(size_t)p.start + (size_t)r * p.width + column] = values[i];
-    }
-}
 
 template <int Rows>
 struct Sum {
@@ -134,7 +114,7 @@ __device__ __forceinline__ void finish(const LinearArgs& a, const Sum<Rows>& sum
         float4 total = make_float4(0, 0, 0, 0);
         for (uint32_t v = first; v <= last; ++v) {
             const float4 part = __ldcg(spans + (span_of(a, v, block) * kTiles + t) * kThreads + threadIdx.x);
-            total = make_float4(total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w);
+            total = sum4(total, part);
         }
         write(a, place, first_row + 8 * t, lane, total, y);
     }
@@ -147,6 +127,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
     constexpr int kTiles = Rows / 8, kUnits = Rows * kChunk / 4 / kThreads;
     constexpr int kTurns = Rows > 32 ? 2 : 1;  // parts of the row tiles between which a thread stages one unit
     constexpr uint32_t kBuffer = Parts * Rows * kRowBytes;
+    next_may_begin();
     extern __shared__ __align__(128) uint8_t shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t begin = blockIdx.y * a.per_worker, end = min(begin + a.per_worker, a.blocks * a.chunks);
@@ -219,6 +200,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
 
 // Rows of the matrix by index, in f32: ids count the outputs of all parts. A CTA a row.
 __device__ __forceinline__ void lookup(const LinearArgs& a, const uint32_t* ids, const uint16_t* weight, float* y) {
+    take_turn();
     uint32_t id = ids[blockIdx.x], part = 0, before = 0;
     while (part + 1 < a.parts && id >= a.width[part]) {
         id -= a.width[part];
@@ -231,6 +213,15 @@ __device__ __forceinline__ void lookup(const LinearArgs& a, const uint32_t* ids,
         const uint32_t bits = tile[(size_t)(k / 16) * 256 + lane * 8 + word * 2 + in_step % 2];
         y[(size_t)blockIdx.x * a.inputs + k] = __uint_as_float(bits << 16);
     }
+}
+
+// x to bf16, a quad a thread.
+__device__ __forceinline__ void round_rows(uint32_t quads, const float* x, uint2* out) {
+    take_turn();
+    const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= quads) return;
+    const float4 v = load4(x + (size_t)at * 4);
+    out[at] = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
 }
 
 // linear/random.rs in tensor-core order: a thread fills one lane's eight values of one step.
@@ -283,3 +274,5 @@ extern "C" __global__ void __launch_bounds__(256) linear_lookup(const __grid_con
 extern "C" __global__ void __launch_bounds__(256) linear_fill(const __grid_constant__ LinearArgs a, uint64_t seed, float scale, uint4* weight) {
     canopy::fill(a, seed, scale, weight);
 }
+
+extern "C" __global__ void __launch_bounds__(256) linear_round(uint32_t quads, const float* x, uint2* out) { canopy::round_rows(quads, x, out); }

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, LaunchConfig};
 
 use super::{MOST_K_ON_CUDA, OP, check};
-use crate::cuda::Kernels;
+use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{Error, Result};
 
 /// Logits of one segment, and logits of one CTA of the first pass.
 const SEGMENT: usize = 128;
 const CTA: usize = 2048;
+const IMAGE: &str = "top_tokens/top";
 
 /// The largest vocabulary.
 const MOST_VOCAB: usize = 1 << 19;
@@ -55,22 +56,18 @@ pub fn forward(
     if rows == 0 {
         return Ok(());
     }
-    let kernels = Kernels::on(stream.context())?;
-    let driver = |source| Error::Driver { op: OP, source };
     let (columns, parts, best) = (vocab as u32, segments as u32, k as u32);
 
-    let function = kernels.function(OP, "top_tokens/top", "top_tokens_segments")?;
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&columns).arg(&parts).arg(logits).arg(&mut scratch.bests).arg(&mut scratch.sums);
+    let mut launch = Launch::new(stream, OP, IMAGE, "top_tokens_segments")?;
+    launch.value(&columns).value(&parts).read(logits).write(&mut scratch.bests).write(&mut scratch.sums);
     let grid_dim = (vocab.div_ceil(CTA) as u32, rows as u32, 1);
     let config = LaunchConfig { grid_dim, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
     // SAFETY: lengths checked above; every segment's key and sum is written.
-    unsafe { launch.launch(config) }.map_err(driver)?;
+    unsafe { launch.launch(config) }?;
 
-    let function = kernels.function(OP, "top_tokens/top", "top_tokens_rows")?;
     let (bests, sums) = (scratch.bests.slice(..), scratch.sums.slice(..));
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&columns).arg(&parts).arg(&best).arg(logits).arg(&bests).arg(&sums).arg(out);
+    let mut launch = Launch::new(stream, OP, IMAGE, "top_tokens_rows")?;
+    launch.value(&columns).value(&parts).value(&best).read(logits).read(&bests).read(&sums).write(out);
     let keys = segments.next_power_of_two().max((k.min(segments) * SEGMENT).next_power_of_two());
     let config = LaunchConfig {
         grid_dim: (rows as u32, 1, 1),
@@ -78,6 +75,5 @@ pub fn forward(
         shared_mem_bytes: (keys * size_of::<u64>()) as u32,
     };
     // SAFETY: lengths checked above; shared memory holds the keys of both sorts; every word of out is written.
-    unsafe { launch.launch(config) }.map_err(driver)?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }

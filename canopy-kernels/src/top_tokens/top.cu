@@ -50,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(canopy::kWarps * 32)
     top_tokens_segments(uint32_t vocab, uint32_t segments, const float* __restrict__ logits, uint64_t* __restrict__ bests,
                         float* __restrict__ sums) {
     using namespace canopy;
+    take_turn();
     const uint32_t lane = threadIdx.x % 32, row = blockIdx.y;
     const float* x = logits + (size_t)row * vocab;
     const bool whole = (vocab % 4 | (reinterpret_cast<uintptr_t>(logits) & 15)) == 0;
@@ -102,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     top_tokens_rows(uint32_t vocab, uint32_t segments, uint32_t k, const float* __restrict__ logits,
                     const uint64_t* __restrict__ bests, const float* __restrict__ sums, uint32_t* __restrict__ out) {
     using namespace canopy;
+    take_turn();
     extern __shared__ uint64_t keys[];
     __shared__ uint32_t chosen[kMostK], count;
     __shared__ float partial[32];

@@ -20,6 +20,7 @@ __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 template <typename T>
 __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, const T* conv_state, const int* parents,
                             const int* sequence, const int* cu_nodes, const int* slots, T* out) {
+    take_turn();
     const int row = blockIdx.y;
     const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (c >= channels) return;
@@ -55,6 +56,7 @@ __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, cons
 
 template <typename T>
 __device__ void conv_commit(uint32_t channels, const T* x, const int* path, const int* cu_rows, const int* slots, T* conv_state) {
+    take_turn();
     const int b = blockIdx.y;
     const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::cuda::early::Launch;
+use crate::cuda::{PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
 use crate::{AcceptedPaths, ConvDims, Error, Result, TreeBatch};
 
@@ -68,15 +69,12 @@ pub fn verify<T: Element>(
     if batch.rows() == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "tree_conv/conv", T::SYMBOLS[0])?;
     let channels = dims.channels as u32;
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&channels).arg(&x).arg(&weight).arg(&conv_state).arg(&tree.parents).arg(&tree.sequence);
-    launch.arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut out);
+    let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::SYMBOLS[0])?;
+    launch.value(&channels).read(&x).read(&weight).read(&conv_state).read(&tree.parents).read(&tree.sequence);
+    launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut out);
     // SAFETY: lengths and slots checked above; every element of out is written.
     unsafe { launch.launch(grid(dims.channels, batch.rows())) }
-        .map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
 }
 
 /// Keeps the last three raw rows of (old conv state, accepted path), in place.
@@ -100,18 +98,15 @@ pub fn commit<T: Element>(
     if paths.rows().is_empty() {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "tree_conv/conv", T::SYMBOLS[1])?;
     let channels = dims.channels as u32;
-    let mut launch = stream.launch_builder(&function);
+    let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::SYMBOLS[1])?;
     launch
-        .arg(&channels)
-        .arg(&x)
-        .arg(&on_device.rows)
-        .arg(&on_device.cu_rows)
-        .arg(&on_device.slots)
-        .arg(&mut conv_state);
+        .value(&channels)
+        .read(&x)
+        .read(&on_device.rows)
+        .read(&on_device.cu_rows)
+        .read(&on_device.slots)
+        .write(&mut conv_state);
     // SAFETY: lengths and slots checked above; each thread rewrites its own channels of its own slot.
     unsafe { launch.launch(grid(dims.channels, paths.slots().len())) }
-        .map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
 }

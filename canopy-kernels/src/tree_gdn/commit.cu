@@ -16,6 +16,7 @@ __device__ void commit(CommitArgs a, const T* qkv, const float* gates, const flo
     __shared__ __align__(16) float k_rows[kStage][kDk];
     __shared__ __align__(16) float u_rows[kStage][32];
     __shared__ float suffix[2][kPath + 1];
+    take_turn();
     const uint32_t b = blockIdx.z, hv = blockIdx.y;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];

@@ -195,6 +195,7 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
     constexpr int kStride = NV + 8;
     constexpr int kTeams = NV / 32, kTeamWarps = kWarps / kTeams;  // a team of warps solves 32 columns, eight lanes a node
     extern __shared__ __align__(128) char shared[];
+    take_turn();
     const uint32_t b = blockIdx.z, hv = blockIdx.y, h = hv / (a.v_heads / a.k_heads);
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{
-    CudaFunction, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg, sys,
-};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, sys};
 use half::bf16;
 
+use crate::cuda::early::Launch;
 use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
 use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
@@ -171,14 +170,12 @@ pub fn verify<Out: Tier>(
     if batch.rows() == 0 {
         return Ok(());
     }
-    let (function, config) = prepare::<Out>(stream, dims, batch, tree, (columns, false))?;
     let args = args(dims, tree);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&qkv).arg(&gates).arg(&state).arg(&tree.cu_nodes).arg(&tree.slots);
-    launch.arg(&tree.plans).arg(&tree.plan_at).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    let (mut launch, config) = prepare::<Out>(stream, dims, batch, tree, (columns, false))?;
+    launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.cu_nodes).read(&tree.slots);
+    launch.read(&tree.plans).read(&tree.plan_at).write(&mut o).write(&mut u).write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
-    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }
 
 /// Commits the accepted paths of the round before and verifies every tree of `batch` from the states that this gives, in one launch with
@@ -203,17 +200,15 @@ pub fn commit_and_verify<Out: Tier>(
     if batch.rows() == 0 {
         return Ok(());
     }
-    let (function, config) = prepare::<Out>(stream, dims, batch, tree, (columns, true))?;
     let args = args(dims, tree);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&pending.qkv).arg(&pending.gates).arg(&pending.u);
-    launch.arg(&pending.on_device.rows).arg(&pending.on_device.cu_rows);
-    launch.arg(&qkv).arg(&gates).arg(&mut state).arg(&tree.cu_nodes).arg(&tree.slots);
-    launch.arg(&tree.plans).arg(&tree.plan_at).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    let (mut launch, config) = prepare::<Out>(stream, dims, batch, tree, (columns, true))?;
+    launch.value(&args).read(&pending.qkv).read(&pending.gates).read(&pending.u);
+    launch.read(&pending.on_device.rows).read(&pending.on_device.cu_rows);
+    launch.read(&qkv).read(&gates).write(&mut state).read(&tree.cu_nodes).read(&tree.slots);
+    launch.read(&tree.plans).read(&tree.plan_at).write(&mut o).write(&mut u).write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written, and each CTA writes its own value rows of its
     // own slot.
-    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }
 
 impl Pending<'_> {
@@ -240,13 +235,13 @@ fn args(dims: GdnDims, tree: &TreeOnDevice) -> FusedArgs {
 }
 
 /// The kernel and the launch of a block of so many value columns, which commits too or not.
-fn prepare<Out: Tier>(
-    stream: &Arc<CudaStream>,
+fn prepare<'a, Out: Tier>(
+    stream: &'a Arc<CudaStream>,
     dims: GdnDims,
     batch: &TreeBatch,
     tree: &TreeOnDevice,
     (columns, commits): (usize, bool),
-) -> Result<(CudaFunction, LaunchConfig)> {
+) -> Result<(Launch<'a>, LaunchConfig)> {
     let most = tree.most_nodes;
     let unsupported = || Error::Unsupported {
         op: OP,
@@ -270,5 +265,5 @@ fn prepare<Out: Tier>(
         block_dim: (threads, 1, 1),
         shared_mem_bytes: shared as u32,
     };
-    Ok((function, config))
+    Ok((Launch::of(stream, OP, &kernels, function), config))
 }

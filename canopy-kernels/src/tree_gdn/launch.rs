@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::cuda::early::Launch;
+use crate::cuda::{PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
 use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
 
@@ -122,7 +123,6 @@ pub fn verify<T: Element>(
     buffers: VerifyBuffers<'_, T>,
 ) -> Result<()> {
     const OP: &str = "tree-gdn-verify";
-    let driver = |source| Error::Driver { op: OP, source };
     let VerifyBuffers { qkv, gates, state, scratch, mut o, mut u, mut g_cum } = buffers;
     let (inputs, outputs) = ([qkv.len(), gates.len(), state.len()], [o.len(), u.len(), g_cum.len()]);
     check_verify(OP, dims, batch, inputs, outputs)?;
@@ -141,18 +141,21 @@ pub fn verify<T: Element>(
         tiles: tiles(batch) as u32,
         scale: dims.scale(),
     };
-    let kernels = Kernels::on(stream.context())?;
-    let gram = kernels.function(OP, VERIFY, T::SYMBOLS[0])?;
-    let solve = kernels.function(OP, VERIFY, T::SYMBOLS[1])?;
     let config = LaunchConfig {
         grid_dim: (args.tiles, args.k_heads, args.batch),
         block_dim: (128, 1, 1),
         shared_mem_bytes: 0,
     };
-    let mut launch = stream.launch_builder(&gram);
-    launch.arg(&args).arg(&qkv).arg(&tree.mask).arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut *scratch);
+    let mut launch = Launch::new(stream, OP, VERIFY, T::SYMBOLS[0])?;
+    launch
+        .value(&args)
+        .read(&qkv)
+        .read(&tree.mask)
+        .read(&tree.cu_nodes)
+        .read(&tree.slots)
+        .write(&mut *scratch);
     // SAFETY: lengths checked above; the kernel reads rows below cu_nodes[B] and writes tiles below `tiles`.
-    unsafe { launch.launch(config) }.map_err(driver)?;
+    unsafe { launch.launch(config) }?;
 
     let padded = max_nodes(batch).next_multiple_of(TILE);
     let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 2 * 256 + padded * 8);
@@ -161,12 +164,17 @@ pub fn verify<T: Element>(
         block_dim: (256, 1, 1),
         shared_mem_bytes: shared as u32,
     };
-    let mut launch = stream.launch_builder(&solve);
-    launch.arg(&args).arg(&qkv).arg(&gates).arg(&state).arg(&tree.parents).arg(&tree.mask);
-    launch.arg(&tree.cu_nodes).arg(&tree.slots).arg(&*scratch).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    let mut launch = Launch::new(stream, OP, VERIFY, T::SYMBOLS[1])?;
+    launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.parents).read(&tree.mask);
+    launch
+        .read(&tree.cu_nodes)
+        .read(&tree.slots)
+        .read(&*scratch)
+        .write(&mut o)
+        .write(&mut u)
+        .write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
-    unsafe { launch.launch(config) }.map_err(driver)?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }
 
 /// Device buffers of one commit call.
@@ -210,16 +218,14 @@ pub fn commit<T: Element>(
         k_heads: dims.k_heads as u32,
         v_heads: dims.v_heads as u32,
     };
-    let function = Kernels::on(stream.context())?.function(OP, "tree_gdn/commit", T::SYMBOLS[2])?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
         block_dim: (256, 1, 1),
         shared_mem_bytes: 0,
     };
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&qkv).arg(&gates).arg(&u).arg(&on_device.rows).arg(&on_device.cu_rows);
-    launch.arg(&on_device.slots).arg(&mut state);
+    let mut launch = Launch::new(stream, OP, "tree_gdn/commit", T::SYMBOLS[2])?;
+    launch.value(&args).read(&qkv).read(&gates).read(&u).read(&on_device.rows).read(&on_device.cu_rows);
+    launch.read(&on_device.slots).write(&mut state);
     // SAFETY: lengths and slots checked above; each CTA writes its own value rows of its own slot.
-    unsafe { launch.launch(config) }.map_err(|source| Error::Driver { op: OP, source })?;
-    Ok(())
+    unsafe { launch.launch(config) }
 }

@@ -28,6 +28,7 @@ template <typename T>
 __device__ void gram(VerifyArgs a, const T* qkv, const uint32_t* mask, const int* cu_nodes, const int* slots, float* scratch) {
     __shared__ __align__(16) float k_rows[kTile][kPad];
     __shared__ __align__(16) float q_rows[kTile][kPad];
+    take_turn();
     const uint32_t b = blockIdx.z, h = blockIdx.y;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first;
     uint32_t bi = 0;
@@ -230,6 +231,7 @@ template <typename T>
 __device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const float* state, const int* parents, const uint32_t* mask,
                       const int* cu_nodes, const int* slots, const float* scratch, float* o, float* u_out, float* g_cum_out) {
     extern __shared__ __align__(16) float shared[];
+    take_turn();
     const uint32_t b = blockIdx.z, hv = blockIdx.y;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::cuda::early::Launch;
+use crate::cuda::{PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
 use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
 
@@ -167,22 +168,19 @@ pub fn verify<T: Element>(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(VERIFY, IMAGE, symbol)?;
     let args = args(dims, false);
-    let mut launch = stream.launch_builder(&function);
+    let mut launch = Launch::new(stream, VERIFY, IMAGE, symbol)?;
     launch
-        .arg(&args)
-        .arg(&qkv)
-        .arg(&gates)
-        .arg(&state)
-        .arg(&tree.parents)
-        .arg(&tree.cu_nodes)
-        .arg(&tree.slots);
-    launch.arg(&mut snapshots).arg(&mut o);
+        .value(&args)
+        .read(&qkv)
+        .read(&gates)
+        .read(&state)
+        .read(&tree.parents)
+        .read(&tree.cu_nodes)
+        .read(&tree.slots);
+    launch.write(&mut snapshots).write(&mut o);
     // SAFETY: lengths and slots checked above; every element of o, and every snapshot of a sequence with a slot, is written.
     unsafe { launch.launch(config(dims, columns, batch.sequences())) }
-        .map_err(|source| Error::Driver { op: VERIFY, source })?;
-    Ok(())
 }
 
 /// Walks every chain of `tree` ([`TreeOnDevice::part`] leaves the others out) with the state in registers (one launch, blocks of 32, 64 or 128 value columns).
@@ -212,20 +210,17 @@ pub fn chain<T: Element>(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(CHAIN, IMAGE, symbol)?;
     let args = args(dims, matches!(state, Pool::Advance(_)));
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&qkv).arg(&gates);
+    let mut launch = Launch::new(stream, CHAIN, IMAGE, symbol)?;
+    launch.value(&args).read(&qkv).read(&gates);
     match &mut state {
-        Pool::Read(state) => launch.arg(&*state),
-        Pool::Advance(state) => launch.arg(state),
+        Pool::Read(state) => launch.read(&*state),
+        Pool::Advance(state) => launch.read(state),
     };
-    launch.arg(&tree.cu_nodes).arg(&tree.slots).arg(&mut o).arg(&mut u).arg(&mut g_cum);
+    launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut o).write(&mut u).write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written; the pool is written only when it came mutable,
     // by each CTA in its own value rows of its own slot.
     unsafe { launch.launch(config(dims, columns, batch.sequences())) }
-        .map_err(|source| Error::Driver { op: CHAIN, source })?;
-    Ok(())
 }
 
 /// Copies the snapshot of every accepted path's last node into the pool, in place.
@@ -250,13 +245,15 @@ pub fn commit(
     if paths.rows().is_empty() {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(COMMIT, IMAGE, "tree_gdn_serial_commit")?;
     let args = args(dims, false);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(&snapshots).arg(&on_device.rows).arg(&on_device.cu_rows).arg(&on_device.slots);
-    launch.arg(&mut state);
+    let mut launch = Launch::new(stream, COMMIT, IMAGE, "tree_gdn_serial_commit")?;
+    launch
+        .value(&args)
+        .read(&snapshots)
+        .read(&on_device.rows)
+        .read(&on_device.cu_rows)
+        .read(&on_device.slots);
+    launch.write(&mut state);
     // SAFETY: lengths and slots checked above; each CTA writes its own value rows of its own slot.
     unsafe { launch.launch(config(dims, 32, paths.slots().len())) }
-        .map_err(|source| Error::Driver { op: COMMIT, source })?;
-    Ok(())
 }

@@ -174,6 +174,7 @@ __device__ void snapshots(SerialArgs a, const T* qkv, const float* gates, const 
                           const int* slots, float* kept, float* o) {
     __shared__ Stage<ROWS> stages[2];
     __shared__ int parent[256];
+    take_turn();
     const Place at = place(a, cu_nodes, slots, 32 * ROWS);
     if (at.slot < -1) return;  // another launch's
     if (at.slot < 0) return clear(a, at, o, 32 * ROWS);
@@ -216,6 +217,7 @@ template <typename T, int ROWS>
 __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* state, const int* cu_nodes, const int* slots, float* o,
                       float* u, float* g_cum) {
     __shared__ Stage<ROWS> stages[2];
+    take_turn();
     const Place at = place(a, cu_nodes, slots, 32 * ROWS);
     if (at.slot < -1) return;  // another launch's
     if (at.slot < 0) {
@@ -293,6 +295,7 @@ CANOPY_SERIAL(f32, float)
 // The snapshot of every accepted path's last node into the pool; one CTA copies 32 value rows of one value head.
 extern "C" __global__ void __launch_bounds__(256) tree_gdn_serial_commit(SerialArgs args, const float* kept, const int* path,
                                                                          const int* cu_rows, const int* slots, float* state) {
+    canopy::take_turn();
     const uint32_t b = blockIdx.z;
     const int end = cu_rows[b + 1], slot = slots[b];
     if (slot < 0 || end == cu_rows[b]) return;

@@ -121,10 +121,20 @@ fn shapes(stream: &Arc<CudaStream>) -> Result<(), String> {
 fn company(stream: &Arc<CudaStream>) -> Result<(), String> {
     for (inputs, outputs) in [(4096usize, &[256usize, 48][..]), (256, &[768, 768])] {
         let mut product = Product::new(stream, inputs, outputs, 5)?;
-        let x = Random::new(6).normals(70 * inputs);
+        let x = Random::new(6).normals(300 * inputs);
         let together =
             [Rounding::Split, Rounding::Bf16].map(|rounding| (rounding, product.run(stream, rounding, &x)));
-        let cases = [(0usize, 1usize), (69, 1), (3, 8), (11, 13), (30, 33), (0, 64)];
+        let cases = [
+            (0usize, 1usize),
+            (69, 1),
+            (3, 8),
+            (11, 13),
+            (30, 33),
+            (0, 64),
+            (60, 100),
+            (137, 129),
+            (17, 270),
+        ];
         for ((rounding, together), (first, rows)) in
             together.iter().flat_map(|all| cases.map(|case| (all, case)))
         {
@@ -144,10 +154,14 @@ fn nonfinite(stream: &Arc<CudaStream>) -> Result<(), String> {
     let inputs = 512;
     let mut product = Product::new(stream, inputs, &[200], 7)?;
     let mut x = Random::new(8).normals(20 * inputs);
-    let clean = product.run(stream, Rounding::Split, &x)?;
-    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    let rules = [Rounding::Split, Rounding::Bf16];
+    for (value, rounding) in
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].iter().flat_map(|&value| rules.map(|rule| (value, rule)))
+    {
+        x[5 * inputs + 300] = 1.0;
+        let clean = product.run(stream, rounding, &x)?;
         x[5 * inputs + 300] = value;
-        let got = product.run(stream, Rounding::Split, &x)?;
+        let got = product.run(stream, rounding, &x)?;
         for row in 0..20 {
             let (got, clean) = (&got[0][row * 200..][..200], &clean[0][row * 200..][..200]);
             if row != 5 && bits(got) != bits(clean) {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr};
 
-use super::{Rows, launched, quads, rows_of};
-use crate::cuda::Kernels;
+use super::{Rows, quads, rows_of};
+use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{AttnDims, Error, Result};
 
@@ -81,20 +81,19 @@ pub fn kv_append<T: PoolElement>(
     if n == 0 || width == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "glue/append", T::APPEND)?;
     let (columns, stride, none) = (width as u32, rows.stride as u32, 0u64);
-    let mut launch = stream.launch_builder(&function);
+    let mut launch = Launch::new(stream, OP, "glue/append", T::APPEND)?;
     launch
-        .arg(&columns)
-        .arg(&stride)
-        .arg(&stride)
-        .arg(rows.data)
-        .arg(&none)
-        .arg(to.on_device)
-        .arg(pool)
-        .arg(&none);
+        .value(&columns)
+        .value(&stride)
+        .value(&stride)
+        .read(rows.data)
+        .value(&none)
+        .read(to.on_device)
+        .write(pool)
+        .value(&none);
     // SAFETY: lengths and destinations checked above; one plane, so the null pointers are not read.
-    launched(OP, unsafe { launch.launch(quads(n, width.div_ceil(4), 1)) })
+    unsafe { launch.launch(quads(n, width.div_ceil(4), 1)) }
 }
 
 /// [`kv_append`] of keys and values in one launch.
@@ -114,13 +113,12 @@ pub fn kv_append_pair<T: PoolElement>(
     if n == 0 || width == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "glue/append", T::APPEND)?;
     let (columns, k_stride, v_stride) = (width as u32, k.stride as u32, v.stride as u32);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&columns).arg(&k_stride).arg(&v_stride).arg(k.data).arg(v.data).arg(to.on_device);
-    launch.arg(keys).arg(values);
+    let mut launch = Launch::new(stream, OP, "glue/append", T::APPEND)?;
+    launch.value(&columns).value(&k_stride).value(&v_stride).read(k.data).read(v.data).read(to.on_device);
+    launch.write(keys).write(values);
     // SAFETY: lengths and destinations checked above.
-    launched(OP, unsafe { launch.launch(quads(n, width.div_ceil(4), 2)) })
+    unsafe { launch.launch(quads(n, width.div_ceil(4), 2)) }
 }
 
 /// As [`super::super::cpu::attn_gate`]; `attn` and the f32 `out` `[N, Hq, D]`, `q_proj` rows of `[Hq, 2 D]`.
@@ -141,11 +139,10 @@ pub fn attn_gate<T: PoolElement>(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "glue/gate", T::GATE)?;
     let (heads, head_dim, stride) = (dims.q_heads as u32, dims.head_dim as u32, q_proj.stride as u32);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&heads).arg(&head_dim).arg(&stride).arg(attn).arg(q_proj.data).arg(out);
+    let mut launch = Launch::new(stream, OP, "glue/gate", T::GATE)?;
+    launch.value(&heads).value(&head_dim).value(&stride).read(attn).read(q_proj.data).write(out);
     let all = dims.q_heads * dims.head_dim.div_ceil(4);
     // SAFETY: lengths checked above; every element of out is written.
-    launched(OP, unsafe { launch.launch(quads(rows, all, 1)) })
+    unsafe { launch.launch(quads(rows, all, 1)) }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
 use super::pool::{Destinations, PoolElement};
-use super::{Norm, Rows, launched, rows_of};
-use crate::cuda::Kernels;
+use super::{Norm, Rows, rows_of};
+use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{AttnDims, Error, Result};
 
@@ -119,13 +119,12 @@ pub fn qk_norm_rope(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "glue/rope", "glue_qk_norm_rope")?;
     let args = op.args(q_proj, k_proj, 0);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(q_proj.data).arg(k_proj.data).arg(op.q_norm.weight).arg(op.k_norm.weight);
-    launch.arg(op.inv_freq).arg(op.positions).arg(q).arg(k);
+    let mut launch = Launch::new(stream, OP, "glue/rope", "glue_qk_norm_rope")?;
+    launch.value(&args).read(q_proj.data).read(k_proj.data).read(op.q_norm.weight).read(op.k_norm.weight);
+    launch.read(op.inv_freq).read(op.positions).write(q).write(k);
     // SAFETY: lengths checked above; every element of q and k is written.
-    launched(OP, unsafe { launch.launch(op.grid(rows, op.dims.q_heads + op.dims.kv_heads)) })
+    unsafe { launch.launch(op.grid(rows, op.dims.q_heads + op.dims.kv_heads)) }
 }
 
 /// [`qk_norm_rope`] with queries rounded to the pools' type, and keys and values (`v_proj` rows of `[Hkv, D]`) written to their
@@ -149,12 +148,11 @@ pub fn qk_norm_rope_append<T: PoolElement>(
     if rows == 0 {
         return Ok(());
     }
-    let function = Kernels::on(stream.context())?.function(OP, "glue/rope", T::ROPE_APPEND)?;
     let args = op.args(q_proj, k_proj, v_proj.stride);
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&args).arg(q_proj.data).arg(k_proj.data).arg(v_proj.data);
-    launch.arg(op.q_norm.weight).arg(op.k_norm.weight).arg(op.inv_freq).arg(op.positions);
-    launch.arg(to.on_device).arg(q).arg(keys).arg(values);
+    let mut launch = Launch::new(stream, OP, "glue/rope", T::ROPE_APPEND)?;
+    launch.value(&args).read(q_proj.data).read(k_proj.data).read(v_proj.data);
+    launch.read(op.q_norm.weight).read(op.k_norm.weight).read(op.inv_freq).read(op.positions);
+    launch.read(to.on_device).write(q).write(keys).write(values);
     // SAFETY: lengths and destinations checked above; every element of q is written.
-    launched(OP, unsafe { launch.launch(op.grid(rows, op.dims.q_heads + 2 * op.dims.kv_heads)) })
+    unsafe { launch.launch(op.grid(rows, op.dims.q_heads + 2 * op.dims.kv_heads)) }
 }
