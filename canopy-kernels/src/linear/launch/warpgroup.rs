@@ -1,0 +1,162 @@
+//! The product of compute capability 9.0: warpgroup products over rows rounded to bf16.
+
+use std::mem::zeroed;
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig, sys,
+};
+use half::bf16;
+
+use super::{BLOCK, CHUNK, IMAGE, ROW_TILES, WeightOnDevice, WeightShape};
+use crate::cuda::Kernels;
+use crate::cuda::early::Launch;
+use crate::{Error, Result};
+
+const OP: &str = "linear";
+const WARPGROUP_IMAGE: &str = "linear/linear_sm90a";
+/// CTAs that share a product's chunks: the multiprocessors of an H200. A constant, so that the order of a sum does not depend on the device.
+const WORKERS: usize = 132;
+const THREADS: u32 = 288;
+
+struct Kernel {
+    rows: usize,
+    symbol: &'static str,
+    stages: usize,
+}
+
+const fn kernel(rows: usize, symbol: &'static str, stages: usize) -> Kernel {
+    Kernel { rows, symbol, stages }
+}
+
+/// Smallest row tile first.
+const KERNELS: [Kernel; 5] = [
+    kernel(8, "linear_w8", 5),
+    kernel(16, "linear_w16", 5),
+    kernel(32, "linear_w32", 4),
+    kernel(64, "linear_w64", 4),
+    kernel(128, "linear_w128", 3),
+];
+
+/// `CUtensorMap` as a kernel parameter.
+#[repr(transparent)]
+struct Map(sys::CUtensorMap);
+// SAFETY: plain data that the driver wrote for kernels to take by value.
+unsafe impl DeviceRepr for Map {}
+
+/// Whether the device has these kernels and they take such a weight.
+pub(super) fn takes(kernels: &Kernels, shape: &WeightShape) -> bool {
+    shape.inputs.is_multiple_of(8) && kernels.has(WARPGROUP_IMAGE)
+}
+
+fn for_rows(rows: usize) -> &'static Kernel {
+    KERNELS.iter().find(|kernel| kernel.rows >= rows).unwrap_or(&KERNELS[KERNELS.len() - 1])
+}
+
+fn workers(shape: &WeightShape) -> usize {
+    (shape.blocks() * shape.chunks()).div_ceil(2).min(WORKERS)
+}
+
+fn spans_len(shape: &WeightShape, rows: usize) -> usize {
+    let tile = for_rows(rows).rows;
+    2 * workers(shape) * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK
+}
+
+/// f32 elements of scratch: sums that workers share, then the rounded rows.
+pub(super) fn scratch_len(shape: &WeightShape, rows: usize) -> usize {
+    spans_len(shape, rows) + (rows * shape.inputs).div_ceil(2)
+}
+
+/// [`super::forward`] with every argument checked.
+pub(super) fn forward(
+    stream: &Arc<CudaStream>,
+    weight: &mut WeightOnDevice,
+    x: &CudaView<'_, f32>,
+    scratch: &mut CudaSlice<f32>,
+    starts: &[usize],
+    y: &mut CudaViewMut<'_, f32>,
+) -> Result<()> {
+    let shape = &weight.shape;
+    let rows = x.len() / shape.inputs;
+    if rows == 0 {
+        return Ok(());
+    }
+    let (mut spans, mut rest) = scratch.split_at_mut(spans_len(shape, rows));
+    // SAFETY: the second part has at least this many bytes, and the kernel below writes all of them.
+    let rounded = unsafe { rest.transmute_mut::<bf16>(x.len()) };
+    let mut rounded = rounded.ok_or_else(|| Error::Shape {
+        op: OP,
+        arg: "scratch",
+        expected: Box::new([scratch_len(shape, rows)]),
+        got: Box::new([spans.len()]),
+    })?;
+    let quads = (x.len() / 4) as u32;
+    let config =
+        LaunchConfig { grid_dim: (quads.div_ceil(256), 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+    let mut launch = Launch::new(stream, OP, IMAGE, "linear_round")?;
+    launch.value(&quads).read(x).write(&mut rounded);
+    // SAFETY: both buffers have four elements a thread, the width being a multiple of 8.
+    unsafe { launch.launch(config) }?;
+
+    let kernel = for_rows(rows);
+    let mut args = shape.args();
+    for first in (0..rows).step_by(kernel.rows * ROW_TILES) {
+        let count = (rows - first).min(kernel.rows * ROW_TILES);
+        args.rows = count as u32;
+        for (part, (&start, &out)) in starts.iter().zip(&shape.outputs).enumerate() {
+            args.start[part] = (start + first * out) as u32;
+        }
+        let map = map(
+            stream,
+            &rounded.slice(first * shape.inputs..(first + count) * shape.inputs),
+            shape.inputs,
+            kernel.rows,
+        )?;
+        let config = LaunchConfig {
+            grid_dim: (count.div_ceil(kernel.rows) as u32, workers(shape) as u32, 1),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: (kernel.stages * (BLOCK + kernel.rows) * CHUNK * size_of::<bf16>()) as u32,
+        };
+        let mut launch = Launch::new(stream, OP, WARPGROUP_IMAGE, kernel.symbol)?;
+        launch
+            .value(&args)
+            .value(&map)
+            .read(&weight.packed)
+            .write(&mut spans)
+            .write(&mut weight.arrived)
+            .write(&mut *y);
+        // SAFETY: lengths checked by the caller; a warp writes its own outputs of its own rows, within the planes; rows past the last are
+        // zeros of the map; before its wait the kernel reads the weight alone.
+        unsafe { launch.launch(config) }?;
+    }
+    Ok(())
+}
+
+/// `x` `[rows, inputs]` in boxes of 64 inputs and `tile` rows, swizzled as warpgroup products read them.
+fn map(stream: &Arc<CudaStream>, x: &CudaView<'_, bf16>, inputs: usize, tile: usize) -> Result<Map> {
+    let (address, _x) = x.device_ptr(stream);
+    // SAFETY: plain data, written below.
+    let mut map: sys::CUtensorMap = unsafe { zeroed() };
+    let (sizes, strides) =
+        ([inputs as u64, (x.len() / inputs) as u64], [(inputs * size_of::<bf16>()) as u64]);
+    // SAFETY: every array has as many elements as a map of rank 2 takes; the address and the stride are multiples of 16.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            address as *mut std::ffi::c_void,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            [64, tile as u32].as_ptr(),
+            [1, 1].as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(|source| Error::Driver { op: OP, source })?;
+    Ok(Map(map))
+}

@@ -1,0 +1,187 @@
+// y = x W^T on compute capability 9.0, x in bf16. One CTA a multiprocessor takes an equal piece of the line of all chunks (128 inputs of a block
+// of 128 outputs). A warp copies weights and rows ahead into a ring of stages, the weights of the first ones while the kernel ahead still runs;
+// two warpgroups multiply, 64 outputs each. A lane's 16 bytes of a step are what wgmma takes of A in registers. What several CTAs have of one output
+// is added in order by the one that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum.
+#include <stdint.h>
+
+#include "canopy/bulk.cuh"
+#include "canopy/wgmma.cuh"
+#include "share.cuh"
+
+namespace canopy {
+
+constexpr int kProducts = 256;  // threads that multiply; 32 more copy
+constexpr int kThreads = kProducts + 32;
+constexpr int kSteps = 8;  // of 16 inputs in a chunk
+constexpr uint32_t kTileBytes = 16 * 128 * 2, kWeightBytes = 8 * kTileBytes;
+
+// Piece v of the line is [v total / workers, (v + 1) total / workers).
+__device__ __forceinline__ uint32_t begin_of(uint32_t v, uint32_t total) { return v * total / gridDim.y; }
+__device__ __forceinline__ uint32_t owner_of(uint32_t chunk, uint32_t total) { return ((chunk + 1) * gridDim.y + total - 1) / total - 1; }
+
+template <int Rows>
+struct Sums {
+    float d[Rows / 2];
+
+    // Outputs lane / 4 and lane / 4 + 8 of rows 8 t + 2 (lane % 4) and the next.
+    __device__ __forceinline__ float4 at(int t) const { return make_float4(d[4 * t], d[4 * t + 1], d[4 * t + 2], d[4 * t + 3]); }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < Rows / 2; ++i) d[i] = 0.f;
+    }
+};
+
+template <int Rows, int Stages>
+struct Ring {
+    static constexpr uint32_t kRowsBytes = Rows * 256, kStage = kWeightBytes + kRowsBytes;
+
+    uint32_t base, barriers;
+
+    __device__ __forceinline__ uint32_t weights(uint32_t stage) const { return base + stage * kStage; }
+    __device__ __forceinline__ uint32_t rows(uint32_t stage) const { return base + stage * kStage + kWeightBytes; }
+    __device__ __forceinline__ uint32_t full(uint32_t stage) const { return barriers + stage * 16; }
+    __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return barriers + stage * 16 + 8; }
+};
+
+// One thread copies every chunk of the piece, in order.
+template <int Rows, int Stages>
+__device__ __forceinline__ void copy_all(const LinearArgs& a, const CUtensorMap* x, const uint8_t* weight, const Ring<Rows, Stages>& ring,
+                                         uint32_t begin, uint32_t end) {
+    const auto weights = [&](uint32_t unit, uint32_t stage) {
+        const uint32_t block = unit / a.chunks, chunk = unit % a.chunks, first = block * 8, tiles = min(8u, a.tiles - first);
+        arrive_expecting(ring.full(stage), tiles * kTileBytes + Ring<Rows, Stages>::kRowsBytes);
+        for (uint32_t t = 0; t < tiles; ++t)
+            copy_bulk(ring.weights(stage) + t * kTileBytes, weight + ((size_t)(first + t) * a.chunks + chunk) * kTileBytes, kTileBytes,
+                      ring.full(stage));
+    };
+    const auto rows = [&](uint32_t unit, uint32_t stage) {
+        const uint32_t column = unit % a.chunks * 128, row = blockIdx.x * Rows;
+        copy_box(ring.rows(stage), x, column, row, ring.full(stage));
+        copy_box(ring.rows(stage) + Rows * 128, x, column + 64, row, ring.full(stage));
+    };
+    const uint32_t early = min(end, begin + Stages);
+    for (uint32_t unit = begin; unit < early; ++unit) weights(unit, unit - begin);
+    // the weights are nobody's output
+    wait_for_kernels_ahead();
+    for (uint32_t unit = begin; unit < early; ++unit) rows(unit, unit - begin);
+    for (uint32_t unit = early; unit < end; ++unit) {
+        const uint32_t turn = (unit - begin) / Stages, stage = (unit - begin) % Stages;
+        wait_phase(ring.empty(stage), (turn - 1) & 1);
+        weights(unit, stage);
+        rows(unit, stage);
+    }
+}
+
+// Where worker `v` leaves what it has of a block that others share: it shares at most the first and the last block that it touches.
+__device__ __forceinline__ size_t span_of(const LinearArgs& a, uint32_t v, uint32_t block, uint32_t total) {
+    const uint32_t place = 2 * v + (begin_of(v, total) / a.chunks == block ? 0 : 1);
+    return (size_t)place * gridDim.x + blockIdx.x;
+}
+
+__device__ __forceinline__ void products_together() { asm volatile("bar.sync 1, %0;" ::"n"(kProducts) : "memory"); }
+
+// This worker's sum over its part of `block`: written if it has the whole block, else left for the worker that comes last, which adds all in
+// the order of the inputs.
+template <int Rows>
+__device__ __forceinline__ void finish(const LinearArgs& a, const Sums<Rows>& sum, uint32_t block, float4* spans, uint32_t* arrived, float* y) {
+    constexpr int kTiles = Rows / 8;
+    __shared__ uint32_t is_last;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * Rows;
+    const uint32_t total = a.blocks * a.chunks, tile = block * 8 + warp;
+    const uint32_t first = owner_of(block * a.chunks, total), last = owner_of(block * a.chunks + a.chunks - 1, total);
+    const int tiles = min(kTiles, ((int)a.rows - first_row + 7) / 8);
+    if (first == last) {
+        if (tile >= a.tiles) return;
+        const Place place = place_of(a, tile);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+            if (t < tiles) write(a, place, first_row + 8 * t, lane, sum.at(t), y);
+        return;
+    }
+    float4* mine = spans + span_of(a, blockIdx.y, block, total) * kTiles * kProducts + threadIdx.x;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+        if (t < tiles) __stcg(mine + t * kProducts, sum.at(t));
+    __threadfence();
+    products_together();
+    uint32_t* counter = arrived + (size_t)block * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1u) == last - first;
+    products_together();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    if (tile >= a.tiles) return;
+    const Place place = place_of(a, tile);
+    for (int t = 0; t < tiles; ++t) {
+        float4 all = make_float4(0, 0, 0, 0);
+        for (uint32_t v = first; v <= last; ++v) all = sum4(all, __ldcg(spans + (span_of(a, v, block, total) * kTiles + t) * kProducts + threadIdx.x));
+        write(a, place, first_row + 8 * t, lane, all, y);
+    }
+}
+
+// Grid (row tiles, workers).
+template <int Rows, int Stages>
+__device__ __forceinline__ void product(const LinearArgs& a, const CUtensorMap* x, const uint8_t* weight, float4* spans, uint32_t* arrived, float* y) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    __shared__ __align__(16) uint64_t barriers[2 * Stages];
+    const Ring<Rows, Stages> ring{shared_address(shared), shared_address(barriers)};
+    const uint32_t total = a.blocks * a.chunks, begin = begin_of(blockIdx.y, total), end = begin_of(blockIdx.y + 1, total);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == kProducts) {
+#pragma unroll
+        for (int s = 0; s < Stages; ++s) {
+            barrier_init(ring.full(s), 1);
+            barrier_init(ring.empty(s), kProducts / 32);
+        }
+        barriers_ready();
+    }
+    next_may_begin();
+    __syncthreads();
+    if (warp >= kProducts / 32) {
+        if (threadIdx.x == kProducts) copy_all(a, x, weight, ring, begin, end);
+        return;
+    }
+    wait_for_kernels_ahead();
+    Sums<Rows> sum;
+    sum.clear();
+    uint32_t block = begin / a.chunks, chunk = begin % a.chunks;
+    for (uint32_t unit = begin; unit < end; ++unit) {
+        const uint32_t stage = (unit - begin) % Stages;
+        wait_phase(ring.full(stage), (unit - begin) / Stages & 1);
+        const uint4* tile = reinterpret_cast<const uint4*>(shared + stage * Ring<Rows, Stages>::kStage + warp * kTileBytes) + lane;
+        uint4 w[kSteps];
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) w[s] = tile[s * 32];
+        settle(sum.d);
+        products_begin();
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) products(sum.d, w[s], descriptor(ring.rows(stage) + s / 4 * Rows * 128 + s % 4 * 32, 1));
+        products_issued();
+        products_done<0>();
+        settle(sum.d);
+        if (lane == 0) arrive(ring.empty(stage));
+        const bool ends_block = chunk + 1 == a.chunks;
+        if (ends_block || unit + 1 == end) {
+            finish<Rows>(a, sum, block, spans, arrived, y);
+            sum.clear();
+        }
+        chunk = ends_block ? 0 : chunk + 1;
+        block += ends_block;
+    }
+}
+
+}  // namespace canopy
+
+#define CANOPY_LINEAR(ROWS, STAGES)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(canopy::kThreads, 1) linear_w##ROWS(                                           \
+        const __grid_constant__ LinearArgs a, const __grid_constant__ CUtensorMap x, const uint8_t* weight, float4* spans,      \
+        uint32_t* arrived, float* y) {                                                                                          \
+        canopy::product<ROWS, STAGES>(a, &x, weight, spans, arrived, y);                                                        \
+    }
+
+CANOPY_LINEAR(8, 5)
+CANOPY_LINEAR(16, 5)
+CANOPY_LINEAR(32, 4)
+CANOPY_LINEAR(64, 4)
+CANOPY_LINEAR(128, 3)
