@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp2, Layout, Result, Shap
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, WithDType};
 #[cfg(feature = "cuda")]
-use canopy_kernels::tree_conv::launch::{self, Element};
+use canopy_kernels::tree_conv::launch::{self, Element, OutputOf};
 use canopy_kernels::{ConvDims, tree_conv as kernel};
 
 use crate::check::arg;
@@ -44,12 +44,29 @@ const COMMIT: &str = "tree-conv-commit";
 /// # Errors
 /// A shape, dtype, device or layout that differs from the above, or a slot outside the pool.
 pub fn tree_conv(tree: &DeviceTree, x: &Tensor, weight: &Tensor, conv_state: &Tensor) -> Result<Tensor> {
+    tree_conv_to(tree, x, weight, conv_state, x.dtype())
+}
+
+/// [`tree_conv`] with rows rounded to `dtype` as they are written; on CUDA that is x's dtype, or bf16 from f32.
+///
+/// # Errors
+/// As [`tree_conv`], and a `dtype` that is no float.
+pub fn tree_conv_to(
+    tree: &DeviceTree,
+    x: &Tensor,
+    weight: &Tensor,
+    conv_state: &Tensor,
+    dtype: DType,
+) -> Result<Tensor> {
     tree.check_devices(VERIFY, &[("x", x), ("weight", weight), ("conv_state", conv_state)])?;
-    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &TreeConvVerify { tree })
+    arg(VERIFY, "out").float(dtype)?;
+    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &TreeConvVerify { tree, dtype })
 }
 
 struct TreeConvVerify<'a> {
     tree: &'a DeviceTree,
+    /// Of the output.
+    dtype: DType,
 }
 
 impl TreeConvVerify<'_> {
@@ -74,7 +91,7 @@ impl TreeConvVerify<'_> {
 #[cfg(feature = "cuda")]
 impl TreeConvVerify<'_> {
     /// The launch for one dtype, which all three sources have.
-    fn launch<T: Element + CudaDType + WithDType>(
+    fn launch<T: Element + CudaDType + WithDType, Out: OutputOf<T> + CudaDType>(
         &self,
         dims: ConvDims,
         [x, weight, state]: [(&CudaStorage, &Layout); 3],
@@ -85,7 +102,7 @@ impl TreeConvVerify<'_> {
             cuda::view::<T>(arg(VERIFY, "weight"), weight.0, weight.1)?,
             cuda::view::<T>(arg(VERIFY, "conv_state"), state.0, state.1)?,
         ];
-        let mut out = cuda::output::<T>(device, x.1.shape().elem_count())?;
+        let mut out = cuda::output::<Out>(device, x.1.shape().elem_count())?;
         let (batch, tree) = (self.tree.host(), self.tree.on_device(VERIFY)?);
         launch::verify(&device.cuda_stream(), dims, batch, tree, inputs, out.as_view_mut()).wrap()?;
         Ok(cuda::storage(device, out, x.1.shape().clone()))
@@ -120,7 +137,7 @@ impl CustomOp3 for TreeConvVerify<'_> {
         let state = values(arg(VERIFY, "conv_state"), state, state_l)?;
         let mut out = vec![0f32; rows.len()];
         kernel::cpu::verify(dims, self.tree.host(), &rows, &weight, &state, &mut out).wrap()?;
-        Ok((storage_from(out, x.dtype()), x_l.shape().clone()))
+        Ok((storage_from(out, self.dtype), x_l.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -135,10 +152,12 @@ impl CustomOp3 for TreeConvVerify<'_> {
     ) -> Result<(CudaStorage, Shape)> {
         let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
         let sources = [(x, x_l), (weight, weight_l), (state, state_l)];
-        match x.dtype() {
-            DType::F32 => self.launch::<f32>(dims, sources),
-            DType::BF16 => self.launch::<half::bf16>(dims, sources),
-            other => arg(VERIFY, "x").no_kernel(other),
+        match (x.dtype(), self.dtype) {
+            (DType::F32, DType::F32) => self.launch::<f32, f32>(dims, sources),
+            (DType::F32, DType::BF16) => self.launch::<f32, half::bf16>(dims, sources),
+            (DType::BF16, DType::BF16) => self.launch::<half::bf16, half::bf16>(dims, sources),
+            (other, out) if other == out => arg(VERIFY, "x").no_kernel(other),
+            (_, other) => arg(VERIFY, "out").no_kernel(other),
         }
     }
 }

@@ -17,15 +17,15 @@ __device__ __forceinline__ void store4(T* p, float4 x) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
-template <typename T>
+template <typename T, typename Out>
 __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, const T* conv_state, const int* parents,
-                            const int* sequence, const int* cu_nodes, const int* slots, T* out) {
+                            const int* sequence, const int* cu_nodes, const int* slots, Out* out) {
     take_turn();
     const int row = blockIdx.y;
     const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (c >= channels) return;
     const int b = sequence[row], first = cu_nodes[b], slot = slots[b];
-    T* dst = out + (size_t)row * channels + c;
+    Out* dst = out + (size_t)row * channels + c;
     if (slot < 0) {
         store4(dst, make_float4(0, 0, 0, 0));
         return;
@@ -75,16 +75,21 @@ __device__ void conv_commit(uint32_t channels, const T* x, const int* path, cons
 
 }  // namespace canopy
 
-#define CANOPY_CONV(NAME, T)                                                                                                 \
+#define CANOPY_CONV_VERIFY(NAME, T, OUT)                                                                                     \
     extern "C" __global__ void __launch_bounds__(128) tree_conv_verify_##NAME(                                               \
         uint32_t channels, const T* x, const T* weight, const T* conv_state, const int* parents, const int* sequence,        \
-        const int* cu_nodes, const int* slots, T* out) {                                                                     \
-        canopy::conv_verify<T>(channels, x, weight, conv_state, parents, sequence, cu_nodes, slots, out);                    \
-    }                                                                                                                        \
+        const int* cu_nodes, const int* slots, OUT* out) {                                                                   \
+        canopy::conv_verify<T, OUT>(channels, x, weight, conv_state, parents, sequence, cu_nodes, slots, out);               \
+    }
+
+#define CANOPY_CONV_COMMIT(NAME, T)                                                                                          \
     extern "C" __global__ void __launch_bounds__(128) tree_conv_commit_##NAME(                                               \
         uint32_t channels, const T* x, const int* path, const int* cu_rows, const int* slots, T* conv_state) {               \
         canopy::conv_commit<T>(channels, x, path, cu_rows, slots, conv_state);                                               \
     }
 
-CANOPY_CONV(bf16, __nv_bfloat16)
-CANOPY_CONV(f32, float)
+CANOPY_CONV_VERIFY(bf16, __nv_bfloat16, __nv_bfloat16)
+CANOPY_CONV_VERIFY(f32, float, float)
+CANOPY_CONV_VERIFY(f32_bf16, float, __nv_bfloat16)
+CANOPY_CONV_COMMIT(bf16, __nv_bfloat16)
+CANOPY_CONV_COMMIT(f32, float)

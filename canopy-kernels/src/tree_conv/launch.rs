@@ -11,16 +11,34 @@ use crate::{AcceptedPaths, ConvDims, Error, Result, TreeBatch};
 
 /// An element type that the kernels are built for.
 pub trait Element: DeviceRepr {
-    /// Symbols of verify and commit.
-    const SYMBOLS: [&'static str; 2];
+    /// Symbol of commit.
+    const COMMIT: &'static str;
 }
 
 impl Element for f32 {
-    const SYMBOLS: [&'static str; 2] = ["tree_conv_verify_f32", "tree_conv_commit_f32"];
+    const COMMIT: &'static str = "tree_conv_commit_f32";
 }
 
 impl Element for half::bf16 {
-    const SYMBOLS: [&'static str; 2] = ["tree_conv_verify_bf16", "tree_conv_commit_bf16"];
+    const COMMIT: &'static str = "tree_conv_commit_bf16";
+}
+
+/// An element type that verify may write from inputs of type `T`.
+pub trait OutputOf<T>: DeviceRepr {
+    /// Symbol of verify.
+    const VERIFY: &'static str;
+}
+
+impl OutputOf<Self> for f32 {
+    const VERIFY: &'static str = "tree_conv_verify_f32";
+}
+
+impl OutputOf<Self> for half::bf16 {
+    const VERIFY: &'static str = "tree_conv_verify_bf16";
+}
+
+impl OutputOf<f32> for half::bf16 {
+    const VERIFY: &'static str = "tree_conv_verify_f32_bf16";
 }
 
 const CTA: u32 = 128;
@@ -47,17 +65,17 @@ fn pool_slots(op: &'static str, dims: ConvDims, elements: usize) -> Result<usize
     Ok(slots)
 }
 
-/// `x`, `out` `[N, C]`, `weight` `[C, 4]`, `conv_state` `[slots, 3, C]`; all of one dtype, 16-byte aligned.
+/// `x`, `out` `[N, C]`, `weight` `[C, 4]`, `conv_state` `[slots, 3, C]`; the inputs of one dtype, all 16-byte aligned.
 ///
 /// # Errors
 /// Any wrong length, a channel count that is no multiple of 4, or a slot outside the pool, before the launch.
-pub fn verify<T: Element>(
+pub fn verify<T: Element, Out: OutputOf<T>>(
     stream: &Arc<CudaStream>,
     dims: ConvDims,
     batch: &TreeBatch,
     tree: &TreeOnDevice,
     inputs: [CudaView<'_, T>; 3],
-    mut out: CudaViewMut<'_, T>,
+    mut out: CudaViewMut<'_, Out>,
 ) -> Result<()> {
     const OP: &str = "tree-conv-verify";
     let [x, weight, conv_state] = inputs;
@@ -70,7 +88,7 @@ pub fn verify<T: Element>(
         return Ok(());
     }
     let channels = dims.channels as u32;
-    let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::SYMBOLS[0])?;
+    let mut launch = Launch::new(stream, OP, "tree_conv/conv", Out::VERIFY)?;
     launch.value(&channels).read(&x).read(&weight).read(&conv_state).read(&tree.parents).read(&tree.sequence);
     launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut out);
     // SAFETY: lengths and slots checked above; every element of out is written.
@@ -99,7 +117,7 @@ pub fn commit<T: Element>(
         return Ok(());
     }
     let channels = dims.channels as u32;
-    let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::SYMBOLS[1])?;
+    let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::COMMIT)?;
     launch
         .value(&channels)
         .read(&x)

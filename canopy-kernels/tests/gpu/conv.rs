@@ -5,6 +5,7 @@ use std::sync::Arc;
 use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
 use canopy_kernels::{AcceptedPaths, ConvDims, DraftTree, TreeBatch, gates, tree_conv};
 use cudarc::driver::CudaStream;
+use half::bf16;
 
 use crate::Check;
 use crate::data::{Random, compare, text};
@@ -28,9 +29,18 @@ fn conv(stream: &Arc<CudaStream>) -> Result<(), String> {
     let mut ds = stream.clone_htod(&state).map_err(text)?;
     let mut out = stream.clone_htod(&vec![f32::NAN; x.len()]).map_err(text)?;
     let inputs = [dx.as_view(), dw.as_view(), ds.as_view()];
-    tree_conv::launch::verify::<f32>(stream, dims, &batch, &tree, inputs, out.as_view_mut()).map_err(text)?;
+    tree_conv::launch::verify::<f32, f32>(stream, dims, &batch, &tree, inputs, out.as_view_mut())
+        .map_err(text)?;
     let got = stream.clone_dtoh(&out).map_err(text)?;
     compare("conv", &got, &tree_conv::oracle::verify(dims, &batch, &x, &weight, &state))?;
+    let mut narrow = stream.clone_htod(&vec![bf16::NAN; x.len()]).map_err(text)?;
+    let inputs = [dx.as_view(), dw.as_view(), ds.as_view()];
+    tree_conv::launch::verify::<f32, bf16>(stream, dims, &batch, &tree, inputs, narrow.as_view_mut())
+        .map_err(text)?;
+    let narrow = stream.clone_dtoh(&narrow).map_err(text)?;
+    if narrow.iter().zip(&got).any(|(&narrow, &wide)| narrow != bf16::from_f32(wide)) {
+        return Err("rows written in bf16 are not the f32 rows rounded".into());
+    }
 
     let paths = AcceptedPaths::new(&batch, &[vec![0, 1, 3, 6], vec![0], vec![]]).map_err(text)?;
     let on_device = PathsOnDevice::new(stream, &paths).map_err(text)?;

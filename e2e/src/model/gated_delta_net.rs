@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use canopy_candle::{
-    ConvDims, DevicePaths, GdnDims, PackedLinear, TreeGdnOutput, Variant, gated_rms_norm, gates, tree_conv,
-    tree_conv_commit, tree_gdn_commit, tree_gdn_verify,
+    ConvDims, DevicePaths, GdnDims, PackedLinear, TreeGdnOutput, Variant, gated_rms_norm, gates,
+    tree_conv_commit, tree_conv_to, tree_gdn_commit, tree_gdn_verify,
 };
 
 use super::{ModelOptions, Round};
@@ -71,7 +71,7 @@ impl GatedDeltaNet {
     pub(super) fn verify(&self, round: &Round, variant: Variant, x: &Tensor) -> Result<(Tensor, GdnTape)> {
         let [raw, z, ab] = super::outputs(self.in_proj.forward(x)?)?;
         let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
-        let qkv = tree_conv(&round.tree, &raw, &self.conv, &self.pool.conv_state)?.to_dtype(self.rows)?;
+        let qkv = tree_conv_to(&round.tree, &raw, &self.conv, &self.pool.conv_state, self.rows)?;
         let verified = tree_gdn_verify(&round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
         let y = gated_rms_norm(&verified.o, &z, &self.norm, self.eps)?;
         Ok((self.out_proj.forward_one(&y)?, GdnTape { raw, qkv, gates, verified }))

@@ -1,7 +1,9 @@
 //! tree_conv, gates, kv_append and kv_compact.
 
 use candle_core::{DType, Device, Result, Tensor};
-use canopy_candle::{gates, kv_append, kv_append_pair, kv_compact, tree_conv, tree_conv_commit};
+use canopy_candle::{
+    gates, kv_append, kv_append_pair, kv_compact, tree_conv, tree_conv_commit, tree_conv_to,
+};
 use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
 
 use crate::support::{Rng, batch, bits, f32s, inside_nan, layouts, max_abs, on_cpu, paths};
@@ -28,6 +30,18 @@ fn conv_equals_the_oracle_in_every_layout() -> Result<()> {
             assert_eq!(bits(&out), bits(&plain), "x {how}, weight {how_weight}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn conv_to_another_dtype_is_the_conv_rounded() -> Result<()> {
+    let ((x, weight, state), tree) = (conv_scene(), on_cpu(batch()));
+    let expected = tree_conv(&tree, &x, &weight, &state)?.to_dtype(DType::BF16)?;
+    let out = tree_conv_to(&tree, &x, &weight, &state, DType::BF16)?;
+    assert_eq!(out.dtype(), DType::BF16);
+    assert_eq!(bits(&out), bits(&expected));
+    let refused = tree_conv_to(&tree, &x, &weight, &state, DType::U32).unwrap_err().to_string();
+    assert!(refused.contains("out"), "{refused}");
     Ok(())
 }
 
