@@ -1,6 +1,6 @@
 // top_tokens. Pass 1: a warp finds the best of 128 logits and the sum of exp(x - best) over them. Pass 2: a CTA owns a row, sorts the
 // segments' bests, gathers from the k best segments every logit that is not below the k-th best segment's best, and sorts those. The k
-// best logits lie in these segments: each logit outside has k segment bests before it. Keys are unique (logit, then lowest token), so the
+// best logits lie in these segments: each logit outside has k segment bests before it. One best needs no sort. Keys are unique (logit, then lowest token), so the
 // order in which candidates are gathered leaves no trace.
 #include <stdint.h>
 
@@ -42,6 +42,24 @@ __device__ __forceinline__ void sort_keys(uint64_t* keys, uint32_t n) {
 }
 
 __device__ __forceinline__ uint32_t power_of_two(uint32_t n) { return n <= 1 ? 1 : 1u << (32 - __clz(n - 1)); }
+
+// The largest of n keys to keys[0]; `keys` has room for one a warp.
+__device__ __forceinline__ void largest_key(const uint64_t* of, uint32_t n, uint64_t* keys) {
+    const uint32_t t = threadIdx.x;
+    uint64_t most = 0;
+    for (uint32_t i = t; i < n; i += blockDim.x) most = max(most, of[i]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) most = max(most, __shfl_xor_sync(kFull, most, offset));
+    if (t % 32 == 0) keys[t / 32] = most;
+    __syncthreads();
+    if (t < 32) {
+        most = t < blockDim.x / 32 ? keys[t] : 0;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset >>= 1) most = max(most, __shfl_xor_sync(kFull, most, offset));
+        if (t == 0) keys[0] = most;
+    }
+    __syncthreads();
+}
 
 }  // namespace canopy
 
@@ -113,10 +131,14 @@ extern "C" __global__ void __launch_bounds__(1024)
     sums += (size_t)row * segments;
     out += (size_t)row * (2 + 2 * k);
 
-    const uint32_t padded = power_of_two(segments);
-    for (uint32_t i = t; i < padded; i += blockDim.x) keys[i] = i < segments ? bests[i] : 0;
     if (t == 0) count = 0;
-    sort_keys(keys, padded);
+    if (k == 1) {
+        largest_key(bests, segments, keys);
+    } else {
+        const uint32_t padded = power_of_two(segments);
+        for (uint32_t i = t; i < padded; i += blockDim.x) keys[i] = i < segments ? bests[i] : 0;
+        sort_keys(keys, padded);
+    }
 
     // The sum over the row, relative to its best logit.
     const float best = logit_of(keys[0]);
@@ -140,6 +162,10 @@ extern "C" __global__ void __launch_bounds__(1024)
         }
     }
 
+    if (k == 1) {
+        if (t == 0) out[2] = __float_as_uint(x[token_of(keys[0])]), out[3] = token_of(keys[0]);
+        return;
+    }
     const uint32_t used = min(k, segments);
     const uint64_t least = segments < k ? 0 : keys[k - 1];
     for (uint32_t i = t; i < used; i += blockDim.x) chosen[i] = token_of(keys[i]) / kSegment;
