@@ -3,7 +3,9 @@
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, DType, Device, InplaceOp3, Layout, Result, Shape, Tensor};
+use candle_core::{
+    CpuStorage, CustomOp3, DType, Device, InplaceOp1, InplaceOp3, Layout, Result, Shape, Tensor,
+};
 use canopy_kernels::tree_gdn::{self, Tape, Variant, VerifyInput, VerifyOutput};
 use canopy_kernels::{GdnDims, TreeBatch};
 
@@ -311,78 +313,123 @@ pub fn tree_gdn_commit(
     qkv: &Tensor,
     gates: &Tensor,
 ) -> Result<()> {
-    let tensors = [("state", state), ("verified", &verified.packed), ("qkv", qkv), ("gates", gates)];
-    paths.check_devices(COMMIT, &tensors)?;
-    for (name, source) in &tensors[1..] {
-        expect_distinct(arg(COMMIT, name), source, state)?;
-    }
-    let gates = row_major(gates)?;
-    let op = TreeGdnCommit { paths, dims, variant, gates: Carried::new(&gates) };
-    state.inplace_op3(&verified.packed, &row_major(qkv)?, &op)
+    tree_gdn_commit_layers(&state.unsqueeze(0)?, paths, dims, variant, &[GdnTape { verified, qkv, gates }])
 }
 
-/// The accepted paths' update of the pool; the gates are carried because an in-place op has two sources.
+/// What verify read and wrote in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct GdnTape<'a> {
+    /// Its outputs.
+    pub verified: &'a TreeGdnOutput,
+    /// Its rows.
+    pub qkv: &'a Tensor,
+    /// Its gates.
+    pub gates: &'a Tensor,
+}
+
+/// [`tree_gdn_commit`] for the layers of a model, which lie one after another in `states` `[layers, slots, Hv, Dv, Dk]`; on CUDA one launch
+/// for all of them, and rows of one dtype.
+///
+/// # Errors
+/// As [`tree_gdn_commit`], and another number of tapes than layers.
+pub fn tree_gdn_commit_layers(
+    states: &Tensor,
+    paths: &DevicePaths,
+    dims: GdnDims,
+    variant: Variant,
+    tapes: &[GdnTape<'_>],
+) -> Result<()> {
+    paths.check_devices(COMMIT, &[("state", states)])?;
+    let mut rows = Vec::with_capacity(tapes.len());
+    for tape in tapes {
+        let tensors = [("verified", &tape.verified.packed), ("qkv", tape.qkv), ("gates", tape.gates)];
+        paths.check_devices(COMMIT, &tensors)?;
+        for (name, source) in tensors {
+            expect_distinct(arg(COMMIT, name), source, states)?;
+        }
+        rows.push((row_major(tape.qkv)?, row_major(tape.gates)?));
+    }
+    let carried = tapes.iter().zip(&rows).map(|(tape, (qkv, gates))| CarriedTape {
+        packed: Carried::new(&tape.verified.packed),
+        qkv: Carried::new(qkv),
+        gates: Carried::new(gates),
+    });
+    states.inplace_op1(&TreeGdnCommit { paths, dims, variant, tapes: carried.collect() })
+}
+
+/// A layer's tape, locked for reading.
+struct CarriedTape<'a> {
+    packed: Carried<'a>,
+    qkv: Carried<'a>,
+    gates: Carried<'a>,
+}
+
+/// The accepted paths' update of the pools.
 struct TreeGdnCommit<'a> {
     paths: &'a DevicePaths,
     dims: GdnDims,
     variant: Variant,
-    gates: Carried<'a>,
+    tapes: Vec<CarriedTape<'a>>,
 }
 
 impl TreeGdnCommit<'_> {
     /// Both devices' checks of shapes, dtypes and slots.
-    fn check(&self, state: (DType, &Layout), packed: &Layout, qkv: (DType, &Layout)) -> Result<()> {
+    fn check(&self, (dtype, layout): (DType, &Layout)) -> Result<()> {
         let (rows, dims) = (self.paths.batch_rows(), self.dims);
-        let slots = check_pool(COMMIT, dims, state)?;
+        let &[layers, slots, ..] = layout.dims() else {
+            let got = layout.dims();
+            return arg(COMMIT, "state")
+                .refuse(format_args!("[layers, slots, Hv, Dv, Dk]"), format_args!("{got:?}"));
+        };
+        arg(COMMIT, "state").dtype(dtype, DType::F32)?;
+        arg(COMMIT, "state").contiguous(layout)?;
+        arg(COMMIT, "state").shape(layout, &[layers, slots, dims.v_heads, dims.dv, dims.dk])?;
+        arg(COMMIT, "tapes").count(self.tapes.len(), layers)?;
         self.paths.check_slots(COMMIT, slots)?;
-        arg(COMMIT, "verified").shape(packed, &[planes::elem_count(&plane_lens(rows, dims))])?;
-        arg(COMMIT, "qkv").float(qkv.0)?;
-        arg(COMMIT, "qkv").shape(qkv.1, &[rows, dims.qkv_width()])?;
-        arg(COMMIT, "gates").dtype(self.gates.dtype(), DType::F32)?;
-        arg(COMMIT, "gates").shape(self.gates.layout(), &[rows, 2, dims.v_heads])
+        for CarriedTape { packed, qkv, gates } in &self.tapes {
+            arg(COMMIT, "verified").shape(packed.layout(), &[planes::elem_count(&plane_lens(rows, dims))])?;
+            arg(COMMIT, "qkv").float(qkv.dtype())?;
+            arg(COMMIT, "qkv").shape(qkv.layout(), &[rows, dims.qkv_width()])?;
+            arg(COMMIT, "gates").dtype(gates.dtype(), DType::F32)?;
+            arg(COMMIT, "gates").shape(gates.layout(), &[rows, 2, dims.v_heads])?;
+        }
+        Ok(())
     }
 }
 
-impl InplaceOp3 for TreeGdnCommit<'_> {
+impl InplaceOp1 for TreeGdnCommit<'_> {
     fn name(&self) -> &'static str {
         COMMIT
     }
 
-    fn cpu_fwd(
-        &self,
-        state: &mut CpuStorage,
-        state_l: &Layout,
-        packed: &CpuStorage,
-        packed_l: &Layout,
-        qkv: &CpuStorage,
-        qkv_l: &Layout,
-    ) -> Result<()> {
-        self.check((state.dtype(), state_l), packed_l, (qkv.dtype(), qkv_l))?;
-        let state = pool_mut(arg(COMMIT, "state"), state, state_l)?;
-        let packed = pool(arg(COMMIT, "verified"), packed, packed_l)?;
-        let qkv = values(arg(COMMIT, "qkv"), qkv, qkv_l)?;
-        let gates = self.gates.values(arg(COMMIT, "gates"))?;
-        let [_, u, g_cum] = planes::ranges(plane_lens(self.paths.batch_rows(), self.dims));
-        let tape = Tape { qkv: &qkv, gates: &gates, u: &packed[u], g_cum: &packed[g_cum] };
-        tree_gdn::cpu::commit(self.dims, self.paths.host(), self.variant, tape, state).wrap()
+    fn cpu_fwd(&self, state: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        self.check((state.dtype(), layout))?;
+        let states = pool_mut(arg(COMMIT, "state"), state, layout)?;
+        let len = states.len() / self.tapes.len().max(1);
+        for (tape, state) in self.tapes.iter().zip(states.chunks_exact_mut(len.max(1))) {
+            let packed = tape.packed.values(arg(COMMIT, "verified"))?;
+            let qkv = tape.qkv.values(arg(COMMIT, "qkv"))?;
+            let gates = tape.gates.values(arg(COMMIT, "gates"))?;
+            let [_, u, g_cum] = planes::ranges(plane_lens(self.paths.batch_rows(), self.dims));
+            let tape = Tape { qkv: &qkv, gates: &gates, u: &packed[u], g_cum: &packed[g_cum] };
+            tree_gdn::cpu::commit(self.dims, self.paths.host(), self.variant, tape, state).wrap()?;
+        }
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        state: &mut CudaStorage,
-        state_l: &Layout,
-        packed: &CudaStorage,
-        packed_l: &Layout,
-        qkv: &CudaStorage,
-        qkv_l: &Layout,
-    ) -> Result<()> {
-        self.check((state.dtype(), state_l), packed_l, (qkv.dtype(), qkv_l))?;
+    fn cuda_fwd(&self, state: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        self.check((state.dtype(), layout))?;
         let [_, u, _] = planes::ranges(plane_lens(self.paths.batch_rows(), self.dims));
-        let gates = (self.gates.cuda(arg(COMMIT, "gates"))?, self.gates.layout());
+        let tapes = self.tapes.iter().map(|tape| {
+            Ok(crate::cuda::gdn::Tape {
+                qkv: tape.qkv.cuda_source(arg(COMMIT, "qkv"))?,
+                gates: tape.gates.cuda_source(arg(COMMIT, "gates"))?,
+                pack: tape.packed.cuda_source(arg(COMMIT, "verified"))?,
+            })
+        });
+        let tapes = tapes.collect::<Result<Vec<_>>>()?;
         let Self { paths, dims, variant, .. } = *self;
-        let (qkv, pack) = ((qkv, qkv_l), (packed, packed_l));
-        crate::cuda::gdn::Commit { op: COMMIT, paths, dims, variant, qkv, gates, pack, u }
-            .run((state, state_l))
+        crate::cuda::gdn::Commit { op: COMMIT, paths, dims, variant, tapes, u }.run((state, layout))
     }
 }

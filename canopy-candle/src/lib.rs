@@ -24,9 +24,11 @@ pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
 pub use canopy_kernels::top_tokens::Row as TopRow;
 pub use canopy_kernels::tree_gdn::{Solve, Variant};
 pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
-pub use conv::{tree_conv, tree_conv_commit, tree_conv_to};
+pub use conv::{tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_to};
 pub use gates::gates;
-pub use gdn::{TreeGdnOutput, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into};
+pub use gdn::{
+    GdnTape, TreeGdnOutput, tree_gdn_commit, tree_gdn_commit_layers, tree_gdn_verify, tree_gdn_verify_into,
+};
 pub use gdn_serial::{TreeGdnSerialOutput, tree_gdn_serial_commit, tree_gdn_serial_verify};
 pub use glue::{
     NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, qk_norm_rope_append,

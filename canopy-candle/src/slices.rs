@@ -87,6 +87,12 @@ impl<'a> Carried<'a> {
         }
     }
 
+    /// Its CUDA storage and its layout.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_source(&self, arg: Arg) -> Result<crate::cuda::gdn::Source<'_>> {
+        Ok((self.cuda(arg)?, self.layout))
+    }
+
     /// Its values on the device when they are contiguous f32.
     #[cfg(feature = "cuda")]
     pub fn cuda_values(

@@ -97,9 +97,10 @@ impl Shared {
                     g_cum,
                 };
                 fused::verify(stream, dims, &batch, &tree, 32, buffers)?;
-                let (u, state) = (self.u.as_view(), way.pool.as_view_mut());
-                let buffers = launch::CommitBuffers { qkv: qkv.as_view(), gates: gates.as_view(), u, state };
-                launch::commit(stream, dims, &paths, &on_device, buffers)?;
+                let tape =
+                    launch::LayerTape { qkv: qkv.as_view(), gates: gates.as_view(), u: self.u.as_view() };
+                let state = &mut way.pool.as_view_mut();
+                launch::commit(stream, dims, &paths, &on_device, &[tape], state)?;
             }};
         }
         match way.name {

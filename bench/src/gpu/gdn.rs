@@ -199,9 +199,9 @@ impl Case {
             Variant::FusedA(columns, schedule) => fused!(o, columns, schedule),
             Variant::FusedB(columns, schedule) => fused!(o16, columns, schedule),
             Variant::Commit => {
-                let buffers =
-                    launch::CommitBuffers { qkv, gates, u: u.as_view(), state: state.as_view_mut() };
-                launch::commit(stream, dims, &self.paths, &self.on_device, buffers)?;
+                let (tape, state) =
+                    (launch::LayerTape { qkv, gates, u: u.as_view() }, &mut state.as_view_mut());
+                launch::commit(stream, dims, &self.paths, &self.on_device, &[tape], state)?;
             }
             Variant::Snapshots(columns) => {
                 let snapshots =
@@ -239,9 +239,8 @@ impl Case {
             fused::commit_and_verify(stream, dims, batch, &self.levels, columns, pending, buffers)?;
             return Ok(());
         }
-        let state = now.state.as_view_mut();
-        let buffers = launch::CommitBuffers { qkv: last_qkv, gates: last_gates, u: last_u, state };
-        launch::commit(stream, dims, paths, on_device, buffers)?;
+        let tape = launch::LayerTape { qkv: last_qkv, gates: last_gates, u: last_u };
+        launch::commit(stream, dims, paths, on_device, &[tape], &mut now.state.as_view_mut())?;
         let buffers = fused::FusedBuffers { qkv, gates, state: now.state.as_view(), o, u, g_cum };
         fused::verify(stream, dims, batch, &self.levels, columns, buffers)?;
         Ok(())

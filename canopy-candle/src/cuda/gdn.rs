@@ -4,13 +4,14 @@
 use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
-use candle_core::{CudaStorage, DType, Layout, Result};
+use candle_core::{CudaStorage, DType, Layout, Result, WithDType};
 use canopy_kernels::GdnDims;
 use canopy_kernels::cuda::{Kernels, TreeOnDevice};
 use canopy_kernels::tree_gdn::dispatch::{self, Design, Dtype, Query};
 use canopy_kernels::tree_gdn::fused::{self, FusedBuffers};
-use canopy_kernels::tree_gdn::launch::{self, CommitBuffers, Element, VerifyBuffers};
+use canopy_kernels::tree_gdn::launch::{self, Element, LayerTape, VerifyBuffers};
 use canopy_kernels::tree_gdn::{Solve, Variant};
 use canopy_kernels::tree_gdn_serial::launch::{self as serial, ChainBuffers, Pool};
 use half::bf16;
@@ -152,42 +153,49 @@ impl Verify<'_> {
     }
 }
 
-/// One commit call.
+/// What verify read and wrote in one layer.
+pub(crate) struct Tape<'a> {
+    pub qkv: Source<'a>,
+    pub gates: Source<'a>,
+    /// Verify's pack.
+    pub pack: Source<'a>,
+}
+
+/// One commit call for the layers whose pools lie one after another.
 pub(crate) struct Commit<'a> {
     pub op: &'static str,
     pub paths: &'a DevicePaths,
     pub dims: GdnDims,
     pub variant: Variant,
-    pub qkv: Source<'a>,
-    pub gates: Source<'a>,
-    /// Verify's pack, and where u lies in it.
-    pub pack: Source<'a>,
+    pub tapes: Vec<Tape<'a>>,
+    /// Where u lies in a pack.
     pub u: Range<usize>,
 }
 
 impl Commit<'_> {
-    /// Advances the pool in place.
+    /// Advances the pools in place.
     pub(crate) fn run(&self, state: (&mut CudaStorage, &Layout)) -> Result<()> {
         check_variant(self.op, self.variant)?;
-        let state = view_mut::<f32>(arg(self.op, "state"), state.0, state.1)?;
-        let qkv = arg(self.op, "qkv");
-        match self.qkv.0.dtype() {
-            DType::BF16 => self.launch(view::<bf16>(qkv, self.qkv.0, self.qkv.1)?, state),
-            DType::F32 => self.launch(view::<f32>(qkv, self.qkv.0, self.qkv.1)?, state),
-            other => qkv.no_kernel(other),
+        match self.tapes.first().map(|tape| tape.qkv.0.dtype()) {
+            None => Ok(()),
+            Some(DType::BF16) => self.launch::<bf16>(state),
+            Some(DType::F32) => self.launch::<f32>(state),
+            Some(other) => arg(self.op, "qkv").no_kernel(other),
         }
     }
 
-    fn launch<T: Element>(&self, qkv: CudaView<'_, T>, state: CudaViewMut<'_, f32>) -> Result<()> {
-        let pack = view::<f32>(arg(self.op, "verified"), self.pack.0, self.pack.1)?;
-        let buffers = CommitBuffers {
-            qkv,
-            gates: view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?,
-            u: pack.slice(self.u.clone()),
-            state,
-        };
-        let stream = self.qkv.0.device().cuda_stream();
+    fn launch<T: Element + CudaDType + WithDType>(&self, state: (&mut CudaStorage, &Layout)) -> Result<()> {
+        let stream = state.0.device().cuda_stream();
+        let mut state = view_mut::<f32>(arg(self.op, "state"), state.0, state.1)?;
+        let tapes = self.tapes.iter().map(|tape| {
+            Ok(LayerTape {
+                qkv: view::<T>(arg(self.op, "qkv"), tape.qkv.0, tape.qkv.1)?,
+                gates: view::<f32>(arg(self.op, "gates"), tape.gates.0, tape.gates.1)?,
+                u: view::<f32>(arg(self.op, "verified"), tape.pack.0, tape.pack.1)?.slice(self.u.clone()),
+            })
+        });
+        let tapes = tapes.collect::<Result<Vec<_>>>()?;
         let on_device = self.paths.on_device(self.op)?;
-        launch::commit(&stream, self.dims, self.paths.host(), on_device, buffers).wrap()
+        launch::commit(&stream, self.dims, self.paths.host(), on_device, &tapes, &mut state).wrap()
     }
 }

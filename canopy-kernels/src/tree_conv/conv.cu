@@ -1,9 +1,19 @@
-// tree_conv verify and commit. A thread owns four channels of one packed row (verify) or of one sequence (commit).
+// tree_conv verify and commit. A thread owns four channels of one packed row (verify) or of one sequence in one layer (commit).
 // Taps run along the parent chain, never along row order; past the root they continue into the conv state, newest row first.
 // Nothing is staged in shared memory; the four products are added oldest tap first.
 #include <stdint.h>
 
 #include "canopy/numeric.cuh"
+
+constexpr int kMostLayers = 64;
+
+struct ConvCommitArgs {
+    uint32_t channels;
+    uint32_t layers;
+    uint64_t layer_state;  // elements from one layer's pool to the next
+    const void* x[kMostLayers];
+};
+static_assert(sizeof(ConvCommitArgs) == 16 + 8 * kMostLayers, "launch.rs ConvCommitArgs");
 
 namespace canopy {
 
@@ -55,13 +65,15 @@ __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, cons
 }
 
 template <typename T>
-__device__ void conv_commit(uint32_t channels, const T* x, const int* path, const int* cu_rows, const int* slots, T* conv_state) {
+__device__ void conv_commit(const ConvCommitArgs& a, const int* path, const int* cu_rows, const int* slots, T* conv_state) {
     take_turn();
+    const uint32_t layer = blockIdx.z, channels = a.channels;
+    const T* x = static_cast<const T*>(a.x[layer]);
     const int b = blockIdx.y;
     const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];
     if (c >= channels || slot < 0 || length == 0) return;
-    T* state = conv_state + (size_t)slot * 3 * channels + c;
+    T* state = conv_state + layer * a.layer_state + (size_t)slot * 3 * channels + c;
     float4 keep[3];
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
@@ -84,8 +96,8 @@ __device__ void conv_commit(uint32_t channels, const T* x, const int* path, cons
 
 #define CANOPY_CONV_COMMIT(NAME, T)                                                                                          \
     extern "C" __global__ void __launch_bounds__(128) tree_conv_commit_##NAME(                                               \
-        uint32_t channels, const T* x, const int* path, const int* cu_rows, const int* slots, T* conv_state) {               \
-        canopy::conv_commit<T>(channels, x, path, cu_rows, slots, conv_state);                                               \
+        const __grid_constant__ ConvCommitArgs a, const int* path, const int* cu_rows, const int* slots, T* conv_state) {    \
+        canopy::conv_commit<T>(a, path, cu_rows, slots, conv_state);                                                         \
     }
 
 CANOPY_CONV_VERIFY(bf16, __nv_bfloat16, __nv_bfloat16)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig};
 
 use crate::cuda::early::Launch;
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
@@ -95,7 +95,22 @@ pub fn verify<T: Element, Out: OutputOf<T>>(
     unsafe { launch.launch(grid(dims.channels, batch.rows())) }
 }
 
-/// Keeps the last three raw rows of (old conv state, accepted path), in place.
+/// Layers of one launch of [`commit`].
+const MOST_LAYERS: usize = 64;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct CommitArgs {
+    channels: u32,
+    layers: u32,
+    layer_state: u64,
+    x: [u64; MOST_LAYERS],
+}
+// SAFETY: repr(C) without padding; conv.cu asserts the size.
+unsafe impl DeviceRepr for CommitArgs {}
+
+/// Keeps the last three raw rows of (old conv state, accepted path), in place, for all layers of `xs`, whose pools lie one after another in
+/// `conv_state` (`[layers, slots, 3, C]`). One launch for up to 64 layers.
 ///
 /// # Errors
 /// As [`verify`].
@@ -104,27 +119,45 @@ pub fn commit<T: Element>(
     dims: ConvDims,
     paths: &AcceptedPaths,
     on_device: &PathsOnDevice,
-    x: CudaView<'_, T>,
-    mut conv_state: CudaViewMut<'_, T>,
+    xs: &[CudaView<'_, T>],
+    conv_state: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
     const OP: &str = "tree-conv-commit";
     check_channels(OP, dims)?;
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
-    expect_len(OP, "x", &[rows, dims.channels], x.len())?;
-    let pool = pool_slots(OP, dims, conv_state.len())?;
-    paths.check_slots(OP, pool)?;
+    for x in xs {
+        expect_len(OP, "x", &[rows, dims.channels], x.len())?;
+    }
+    let layer_state = conv_state.len() / xs.len().max(1);
+    expect_len(OP, "conv_state", &[xs.len(), layer_state], conv_state.len())?;
+    paths.check_slots(OP, pool_slots(OP, dims, layer_state)?)?;
     if paths.rows().is_empty() {
         return Ok(());
     }
-    let channels = dims.channels as u32;
-    let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::COMMIT)?;
-    launch
-        .value(&channels)
-        .read(&x)
-        .read(&on_device.rows)
-        .read(&on_device.cu_rows)
-        .read(&on_device.slots)
-        .write(&mut conv_state);
-    // SAFETY: lengths and slots checked above; each thread rewrites its own channels of its own slot.
-    unsafe { launch.launch(grid(dims.channels, paths.slots().len())) }
+    for (at, some) in xs.chunks(MOST_LAYERS).enumerate() {
+        let mut args = CommitArgs {
+            channels: dims.channels as u32,
+            layers: some.len() as u32,
+            layer_state: layer_state as u64,
+            x: [0; MOST_LAYERS],
+        };
+        let used = some.iter().map(|x| x.device_ptr(stream)).collect::<Vec<_>>();
+        for (to, (address, _)) in args.x.iter_mut().zip(&used) {
+            *to = *address;
+        }
+        let mut config = grid(dims.channels, paths.slots().len());
+        config.grid_dim.2 = args.layers;
+        let first = at * MOST_LAYERS * layer_state;
+        let mut pools = conv_state.slice_mut(first..first + some.len() * layer_state);
+        let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::COMMIT)?;
+        launch
+            .value(&args)
+            .read(&on_device.rows)
+            .read(&on_device.cu_rows)
+            .read(&on_device.slots)
+            .write(&mut pools);
+        // SAFETY: lengths and slots checked above; each thread rewrites its own channels of its own slot in its own layer.
+        unsafe { launch.launch(config) }?;
+    }
+    Ok(())
 }

@@ -12,12 +12,19 @@ struct VerifyArgs {
 };
 static_assert(sizeof(VerifyArgs) == 24, "launch.rs VerifyArgs");
 
+constexpr int kMostLayers = 64;
+
 struct CommitArgs {
     uint32_t batch;
     uint32_t k_heads;
     uint32_t v_heads;
+    uint32_t layers;
+    uint64_t layer_state;  // elements from one layer's pool to the next
+    const void* qkv[kMostLayers];
+    const float* gates[kMostLayers];
+    const float* u[kMostLayers];
 };
-static_assert(sizeof(CommitArgs) == 12, "launch.rs CommitArgs");
+static_assert(sizeof(CommitArgs) == 24 + 24 * kMostLayers, "launch.rs CommitArgs");
 
 struct FusedArgs {
     uint32_t k_heads;

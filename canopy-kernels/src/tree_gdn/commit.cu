@@ -1,7 +1,7 @@
 // tree_gdn commit: S <- exp(g_0 + .. + g_a) S + sum over the accepted path of exp(g_{j+1} + .. + g_a) k_j u_j^T, in place.
 // The exponents are suffix sums taken from the path's end, so that the entries that weigh most have the smallest rounding error.
 // One CTA owns 32 value rows of one value head of one sequence; a warp owns four of them, a lane four keys. 16 path rows are staged at a
-// time in shared memory (12 KiB with the sums). The sum runs along the path, root first. k is normalised again in f32 from qkv.
+// time in shared memory (12 KiB with the sums). The layers of a model, whose pools lie one after another, take one launch. The sum runs along the path, root first. k is normalised again in f32 from qkv.
 #include "args.cuh"
 #include "canopy/gdn_rows.cuh"
 #include "replay.cuh"
@@ -11,20 +11,21 @@ namespace canopy {
 constexpr int kStage = 16;
 
 template <typename T>
-__device__ void commit(CommitArgs a, const T* qkv, const float* gates, const float* u, const int* path, const int* cu_rows,
-                       const int* slots, float* state) {
+__device__ __forceinline__ void commit(const CommitArgs& a, const int* path, const int* cu_rows, const int* slots, float* state) {
     __shared__ __align__(16) float k_rows[kStage][kDk];
     __shared__ __align__(16) float u_rows[kStage][32];
     __shared__ float suffix[2][kPath + 1];
     take_turn();
-    const uint32_t b = blockIdx.z, hv = blockIdx.y;
+    const uint32_t layer = blockIdx.z / a.batch, b = blockIdx.z % a.batch, hv = blockIdx.y;
+    const T* qkv = static_cast<const T*>(a.qkv[layer]);
+    const float *gates = a.gates[layer], *u = a.u[layer];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];
     if (slot < 0 || length == 0) return;
     const uint32_t h = hv / (a.v_heads / a.k_heads);
     const size_t width = qkv_width(a.k_heads, a.v_heads);
     const int dv0 = blockIdx.x * 32;
-    float* s = state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
+    float* s = state + layer * a.layer_state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
     const float* later = suffix_sums<256>(suffix, gates, path + begin, length, a.v_heads, hv);
     const float decay = expf(later[0]);
     float4 acc[4];
@@ -61,9 +62,8 @@ __device__ void commit(CommitArgs a, const T* qkv, const float* gates, const flo
 
 #define CANOPY_COMMIT(NAME, T)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) tree_gdn_commit_##NAME##_k128_v128(                                 \
-        CommitArgs args, const T* qkv, const float* gates, const float* u, const int* path, const int* cu_rows,           \
-        const int* slots, float* state) {                                                                                 \
-        canopy::commit<T>(args, qkv, gates, u, path, cu_rows, slots, state);                                              \
+        const __grid_constant__ CommitArgs args, const int* path, const int* cu_rows, const int* slots, float* state) {   \
+        canopy::commit<T>(args, path, cu_rows, slots, state);                                                             \
     }
 
 CANOPY_COMMIT(bf16, __nv_bfloat16)

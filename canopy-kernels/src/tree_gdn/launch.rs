@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig};
 
 use crate::cuda::early::Launch;
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
@@ -25,14 +25,22 @@ struct VerifyArgs {
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for VerifyArgs {}
 
+/// Layers of one launch.
+const MOST_LAYERS: usize = 64;
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct CommitArgs {
     batch: u32,
     k_heads: u32,
     v_heads: u32,
+    layers: u32,
+    layer_state: u64,
+    qkv: [u64; MOST_LAYERS],
+    gates: [u64; MOST_LAYERS],
+    u: [u64; MOST_LAYERS],
 }
-// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
+// SAFETY: repr(C) without padding; args.cuh asserts the size.
 unsafe impl DeviceRepr for CommitArgs {}
 
 /// An element type that the kernels are built for.
@@ -177,55 +185,80 @@ pub fn verify<T: Element>(
     unsafe { launch.launch(config) }
 }
 
-/// Device buffers of one commit call.
+/// What verify read and wrote in one layer, for its commit.
 #[derive(Debug)]
-pub struct CommitBuffers<'a, T> {
+pub struct LayerTape<'a, T> {
     /// The rows that verify read.
     pub qkv: CudaView<'a, T>,
     /// The gates that verify read.
     pub gates: CudaView<'a, f32>,
     /// Pseudo-values that verify wrote.
     pub u: CudaView<'a, f32>,
-    /// The pool, in place.
-    pub state: CudaViewMut<'a, f32>,
 }
 
-/// Commits the accepted paths into the pool: `S <- exp(g_cum_a) S + sum_j exp(g_cum_a - g_cum_j) k_j u_j^T`, the
-/// differences taken as sums of `g` from the path's end.
+/// Commits the accepted paths into the pools of all layers of `tapes`, which lie one after another in `state` (`[layers, slots, Hv, Dv, Dk]`):
+/// `S <- exp(g_cum_a) S + sum_j exp(g_cum_a - g_cum_j) k_j u_j^T`, the differences taken as sums of `g` from the path's end. One launch for
+/// up to 64 layers.
 ///
 /// # Errors
-/// Any wrong length, an unsupported head size or a slot outside the pool, before anything is launched.
+/// Any wrong length, an unsupported head size or a slot outside the pools, before anything is launched.
 pub fn commit<T: Element>(
     stream: &Arc<CudaStream>,
     dims: GdnDims,
     paths: &AcceptedPaths,
     on_device: &PathsOnDevice,
-    buffers: CommitBuffers<'_, T>,
+    tapes: &[LayerTape<'_, T>],
+    state: &mut CudaViewMut<'_, f32>,
 ) -> Result<()> {
     const OP: &str = "tree-gdn-commit";
-    let CommitBuffers { qkv, gates, u, mut state } = buffers;
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
     check_dims(OP, dims)?;
-    expect_len(OP, "qkv", &[rows, dims.qkv_width()], qkv.len())?;
-    expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], u.len())?;
-    expect_len(OP, "gates", &[rows, 2, dims.v_heads], gates.len())?;
-    paths.check_slots(OP, dims.pool_slots(OP, state.len())?)?;
+    for tape in tapes {
+        expect_len(OP, "qkv", &[rows, dims.qkv_width()], tape.qkv.len())?;
+        expect_len(OP, "u", &[rows, dims.v_heads, dims.dv], tape.u.len())?;
+        expect_len(OP, "gates", &[rows, 2, dims.v_heads], tape.gates.len())?;
+    }
+    let layer_state = state.len() / tapes.len().max(1);
+    expect_len(OP, "state", &[tapes.len(), layer_state], state.len())?;
+    paths.check_slots(OP, dims.pool_slots(OP, layer_state)?)?;
     if paths.rows().is_empty() {
         return Ok(());
     }
-    let args = CommitArgs {
-        batch: paths.slots().len() as u32,
-        k_heads: dims.k_heads as u32,
-        v_heads: dims.v_heads as u32,
-    };
-    let config = LaunchConfig {
-        grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
-        block_dim: (256, 1, 1),
-        shared_mem_bytes: 0,
-    };
-    let mut launch = Launch::new(stream, OP, "tree_gdn/commit", T::SYMBOLS[2])?;
-    launch.value(&args).read(&qkv).read(&gates).read(&u).read(&on_device.rows).read(&on_device.cu_rows);
-    launch.read(&on_device.slots).write(&mut state);
-    // SAFETY: lengths and slots checked above; each CTA writes its own value rows of its own slot.
-    unsafe { launch.launch(config) }
+    for (at, some) in tapes.chunks(MOST_LAYERS).enumerate() {
+        let mut args = CommitArgs {
+            batch: paths.slots().len() as u32,
+            k_heads: dims.k_heads as u32,
+            v_heads: dims.v_heads as u32,
+            layers: some.len() as u32,
+            layer_state: layer_state as u64,
+            qkv: [0; MOST_LAYERS],
+            gates: [0; MOST_LAYERS],
+            u: [0; MOST_LAYERS],
+        };
+        let mut in_use = Vec::with_capacity(3 * some.len());
+        for (layer, tape) in some.iter().enumerate() {
+            let (qkv, gates, u) =
+                (tape.qkv.device_ptr(stream), tape.gates.device_ptr(stream), tape.u.device_ptr(stream));
+            (args.qkv[layer], args.gates[layer], args.u[layer]) = (qkv.0, gates.0, u.0);
+            in_use.extend([qkv.1, gates.1, u.1]);
+        }
+        let config = LaunchConfig {
+            grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch * args.layers),
+            block_dim: (256, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let first = at * MOST_LAYERS * layer_state;
+        let mut pools = state.slice_mut(first..first + some.len() * layer_state);
+        let mut launch = Launch::new(stream, OP, "tree_gdn/commit", T::SYMBOLS[2])?;
+        launch
+            .value(&args)
+            .read(&on_device.rows)
+            .read(&on_device.cu_rows)
+            .read(&on_device.slots)
+            .write(&mut pools);
+        // SAFETY: lengths and slots checked above; each CTA writes its own value rows of its own slot in its own layer; the tapes stay
+        // borrowed meanwhile.
+        unsafe { launch.launch(config) }?;
+    }
+    Ok(())
 }

@@ -44,8 +44,15 @@ fn conv(stream: &Arc<CudaStream>) -> Result<(), String> {
 
     let paths = AcceptedPaths::new(&batch, &[vec![0, 1, 3, 6], vec![0], vec![]]).map_err(text)?;
     let on_device = PathsOnDevice::new(stream, &paths).map_err(text)?;
-    tree_conv::launch::commit::<f32>(stream, dims, &paths, &on_device, dx.as_view(), ds.as_view_mut())
-        .map_err(text)?;
+    tree_conv::launch::commit::<f32>(
+        stream,
+        dims,
+        &paths,
+        &on_device,
+        &[dx.as_view()],
+        &mut ds.as_view_mut(),
+    )
+    .map_err(text)?;
     let got = stream.clone_dtoh(&ds).map_err(text)?;
     if got != tree_conv::oracle::commit(dims, &paths, &x, &state) {
         return Err("the committed conv state differs".into());

@@ -124,13 +124,9 @@ fn both<Out: Clone + fused::Tier>(
     let paths = AcceptedPaths::new(&last.case.batch, &accepted).map_err(text)?;
     let mut apart = stream.clone_dtod(&start).map_err(text)?;
     let on_device = PathsOnDevice::new(stream, &paths).map_err(text)?;
-    let buffers = launch::CommitBuffers {
-        qkv: last.qkv.as_view(),
-        gates: last.gates.as_view(),
-        u: last.u.as_view(),
-        state: apart.as_view_mut(),
-    };
-    launch::commit(stream, small(), &paths, &on_device, buffers).map_err(text)?;
+    let tape =
+        launch::LayerTape { qkv: last.qkv.as_view(), gates: last.gates.as_view(), u: last.u.as_view() };
+    launch::commit(stream, small(), &paths, &on_device, &[tape], &mut apart.as_view_mut()).map_err(text)?;
     let want = now.verify(stream, columns, &apart, nan.clone())?;
     let copy = |x: &CudaSlice<f32>| stream.clone_dtoh(x).map(|x| bits(&x)).map_err(text);
     let tape = [copy(&now.u)?, copy(&now.g_cum)?, copy(&apart)?];

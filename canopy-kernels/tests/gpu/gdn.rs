@@ -61,13 +61,8 @@ pub fn run<T: launch::Element + Clone + Default>(
     launch::verify(stream, dims, batch, &tree, buffers).map_err(text)?;
     let accepted = AcceptedPaths::new(batch, paths).map_err(text)?;
     let on_device = PathsOnDevice::new(stream, &accepted).map_err(text)?;
-    let buffers = launch::CommitBuffers {
-        qkv: qkv.as_view(),
-        gates: gates.as_view(),
-        u: u.as_view(),
-        state: state.as_view_mut(),
-    };
-    launch::commit(stream, dims, &accepted, &on_device, buffers).map_err(text)?;
+    let tape = launch::LayerTape { qkv: qkv.as_view(), gates: gates.as_view(), u: u.as_view() };
+    launch::commit(stream, dims, &accepted, &on_device, &[tape], &mut state.as_view_mut()).map_err(text)?;
     let copy = |slice| stream.clone_dtoh(slice).map_err(text);
     Ok(Output { o: copy(&o)?, u: copy(&u)?, g_cum: copy(&g_cum)?, state: copy(&state)? })
 }

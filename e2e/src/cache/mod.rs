@@ -4,4 +4,4 @@ mod kv;
 mod recurrent;
 
 pub use kv::KvPool;
-pub use recurrent::RecurrentPool;
+pub use recurrent::{RecurrentPool, RecurrentPools};

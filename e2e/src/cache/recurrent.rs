@@ -1,11 +1,52 @@
-//! State of one Gated DeltaNet layer.
+//! States of the Gated DeltaNet layers.
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{ConvDims, GdnDims};
+use canopy_candle::{
+    ConvDims, DevicePaths, GdnDims, GdnTape, Variant, tree_conv_commit_layers, tree_gdn_commit_layers,
+};
 
 use crate::Result;
 
-/// Recurrent states and convolution states of all slots.
+/// The pools of all layers, one after another, so that one launch commits them.
+#[derive(Debug)]
+pub struct RecurrentPools {
+    /// `[layers, slots, Hv, Dv, Dk]` f32.
+    states: Tensor,
+    /// `[layers, slots, 3, C]` f32.
+    conv_states: Tensor,
+    dims: GdnDims,
+}
+
+impl RecurrentPools {
+    /// Zeroed pools; none for 0 layers.
+    pub fn new(layers: usize, slots: usize, dims: GdnDims, device: &Device) -> Result<Self> {
+        let states = Tensor::zeros((layers, slots, dims.v_heads, dims.dv, dims.dk), DType::F32, device)?;
+        let shape = (layers, slots, ConvDims::STATE_ROWS, dims.qkv_width());
+        Ok(Self { states, conv_states: Tensor::zeros(shape, DType::F32, device)?, dims })
+    }
+
+    /// The pool of one layer, in place.
+    pub fn layer(&self, index: usize) -> Result<RecurrentPool> {
+        Ok(RecurrentPool { state: self.states.get(index)?, conv_state: self.conv_states.get(index)? })
+    }
+
+    /// Advances both states of every layer along the accepted paths; `raws` are the rows that the convolutions read.
+    pub fn commit(
+        &self,
+        paths: &DevicePaths,
+        variant: Variant,
+        tapes: &[GdnTape<'_>],
+        raws: &[&Tensor],
+    ) -> Result<()> {
+        if tapes.is_empty() {
+            return Ok(());
+        }
+        tree_gdn_commit_layers(&self.states, paths, self.dims, variant, tapes)?;
+        Ok(tree_conv_commit_layers(&self.conv_states, paths, raws)?)
+    }
+}
+
+/// Recurrent states and convolution states of all slots in one layer.
 #[derive(Debug)]
 pub struct RecurrentPool {
     /// `[slots, Hv, Dv, Dk]` f32.
@@ -15,13 +56,6 @@ pub struct RecurrentPool {
 }
 
 impl RecurrentPool {
-    /// Zeroed pools.
-    pub fn new(slots: usize, dims: GdnDims, device: &Device) -> Result<Self> {
-        let state = Tensor::zeros((slots, dims.v_heads, dims.dv, dims.dk), DType::F32, device)?;
-        let shape = (slots, ConvDims::STATE_ROWS, dims.qkv_width());
-        Ok(Self { state, conv_state: Tensor::zeros(shape, DType::F32, device)? })
-    }
-
     /// Zeroes a slot.
     pub fn reset(&self, slot: usize) -> Result<()> {
         for pool in [&self.state, &self.conv_state] {

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use canopy_candle::{
-    ConvDims, DevicePaths, GdnDims, PackedLinear, TreeGdnOutput, Variant, gated_rms_norm, gates,
-    tree_conv_commit, tree_conv_to, tree_gdn_commit, tree_gdn_verify,
+    ConvDims, GdnDims, GdnTape, PackedLinear, TreeGdnOutput, Variant, gated_rms_norm, gates, tree_conv_to,
+    tree_gdn_verify,
 };
 
 use super::{ModelOptions, Round};
@@ -31,7 +31,7 @@ pub(super) struct GatedDeltaNet {
 
 /// What a verify pass leaves for its commit.
 #[derive(Debug)]
-pub(super) struct GdnTape {
+pub(super) struct Tape {
     raw: Tensor,
     qkv: Tensor,
     gates: Tensor,
@@ -44,6 +44,7 @@ impl GatedDeltaNet {
         prefix: &str,
         config: &TargetConfig,
         options: &ModelOptions,
+        pool: RecurrentPool,
     ) -> Result<Self> {
         let device = &options.device;
         let (dims, hidden) = (config.gdn, config.hidden_size);
@@ -63,24 +64,24 @@ impl GatedDeltaNet {
             dims,
             eps: config.rms_norm_eps as f32,
             rows: options.rows,
-            pool: RecurrentPool::new(options.slots, dims, device)?,
+            pool,
         })
     }
 
     /// `x` `[N, hidden]`, normed -> `[N, hidden]` and the tape. No state is written.
-    pub(super) fn verify(&self, round: &Round, variant: Variant, x: &Tensor) -> Result<(Tensor, GdnTape)> {
+    pub(super) fn verify(&self, round: &Round, variant: Variant, x: &Tensor) -> Result<(Tensor, Tape)> {
         let [raw, z, ab] = super::outputs(self.in_proj.forward(x)?)?;
         let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
         let qkv = tree_conv_to(&round.tree, &raw, &self.conv, &self.pool.conv_state, self.rows)?;
         let verified = tree_gdn_verify(&round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
         let y = gated_rms_norm(&verified.o, &z, &self.norm, self.eps)?;
-        Ok((self.out_proj.forward_one(&y)?, GdnTape { raw, qkv, gates, verified }))
+        Ok((self.out_proj.forward_one(&y)?, Tape { raw, qkv, gates, verified }))
     }
+}
 
-    /// Advances both states along the accepted paths.
-    pub(super) fn commit(&self, paths: &DevicePaths, variant: Variant, tape: &GdnTape) -> Result<()> {
-        let GdnTape { raw, qkv, gates, verified } = tape;
-        tree_gdn_commit(&self.pool.state, paths, self.dims, variant, verified, qkv, gates)?;
-        Ok(tree_conv_commit(&self.pool.conv_state, paths, raw)?)
+impl Tape {
+    /// What the delta rule's commit reads, and the rows that the convolution read.
+    pub(super) fn parts(&self) -> (GdnTape<'_>, &Tensor) {
+        (GdnTape { verified: &self.verified, qkv: &self.qkv, gates: &self.gates }, &self.raw)
     }
 }

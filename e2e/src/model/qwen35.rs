@@ -8,6 +8,7 @@ use super::gated_delta_net::GatedDeltaNet;
 use super::mlp::Mlp;
 use super::verify::Pending;
 use super::{Round, SharedHead};
+use crate::cache::RecurrentPools;
 use crate::config::{LayerKind, TargetConfig};
 use crate::weights::Weights;
 use crate::{Error, Result};
@@ -51,6 +52,8 @@ pub struct Qwen35 {
     pub(super) options: ModelOptions,
     pub(super) head: SharedHead,
     pub(super) layers: Vec<Layer>,
+    /// The states of the Gated DeltaNet layers, in order.
+    pub(super) recurrent: RecurrentPools,
     pub(super) norm: Tensor,
     pub(super) taps: Vec<usize>,
     pub(super) committed: Vec<usize>,
@@ -76,7 +79,10 @@ impl Qwen35 {
         let prefix = weights.find_prefix(&PREFIXES, "embed_tokens.weight")?;
         let (device, hidden) = (&options.device, config.hidden_size);
         let pools = (options.slots, options.context_len + DraftTree::MAX_NODES);
-        let mut layers = Vec::with_capacity(config.layers.len());
+        let is_gdn = |kind: &&LayerKind| matches!(kind, LayerKind::GatedDeltaNet);
+        let recurrent = config.layers.iter().filter(is_gdn).count();
+        let recurrent = RecurrentPools::new(recurrent, options.slots, config.gdn, device)?;
+        let (mut layers, mut gdn_layers) = (Vec::with_capacity(config.layers.len()), 0..);
         for (index, kind) in config.layers.iter().enumerate() {
             let name = format!("{prefix}layers.{index}.");
             let norm = |part: &str| weights.f32(&format!("{name}{part}.weight"), &[hidden], device);
@@ -84,7 +90,8 @@ impl Qwen35 {
                 input_norm: norm("input_layernorm")?,
                 mixer: match kind {
                     LayerKind::GatedDeltaNet => {
-                        Mixer::Gdn(GatedDeltaNet::load(weights, &name, &config, &options)?)
+                        let pool = recurrent.layer(gdn_layers.next().unwrap_or_default())?;
+                        Mixer::Gdn(GatedDeltaNet::load(weights, &name, &config, &options, pool)?)
                     }
                     LayerKind::Attention => {
                         Mixer::Attention(GatedAttention::load(weights, &name, &config, pools, device)?)
@@ -98,6 +105,7 @@ impl Qwen35 {
             head: SharedHead::load(weights, prefix, &config, device)?,
             norm: weights.f32(&format!("{prefix}norm.weight"), &[hidden], device)?,
             layers,
+            recurrent,
             taps: Vec::new(),
             committed: vec![0; options.slots],
             epochs: vec![0; options.slots],
@@ -216,7 +224,7 @@ impl Layer {
         round: &Round,
         variant: Variant,
         x: &Tensor,
-    ) -> Result<(Tensor, Option<super::gated_delta_net::GdnTape>)> {
+    ) -> Result<(Tensor, Option<super::gated_delta_net::Tape>)> {
         match &self.mixer {
             Mixer::Gdn(mixer) => mixer.verify(round, variant, x).map(|(out, tape)| (out, Some(tape))),
             Mixer::Attention(mixer) => Ok((mixer.verify(round, x)?, None)),

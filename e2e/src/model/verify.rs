@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use canopy_candle::{AcceptedPaths, DevicePaths, DeviceTree, NormKind, TreeBatch, add_rms_norm, rms_norm};
 
-use super::gated_delta_net::GdnTape;
+use super::gated_delta_net::Tape;
 use super::qwen35::Mixer;
 use super::{Qwen35, Round};
 use crate::target::{LogitRows, Snapshot, Target, Verified, VerifyStream};
@@ -15,7 +15,7 @@ pub(super) struct Pending {
     round: Round,
     /// Epoch of every sequence's slot.
     epochs: Vec<u64>,
-    tapes: Vec<Option<GdnTape>>,
+    tapes: Vec<Option<Tape>>,
 }
 
 /// What runs through the layers.
@@ -23,7 +23,7 @@ struct Pass {
     /// Output of the last layer's residual stream, through the final norm.
     normed: Tensor,
     features: Option<Tensor>,
-    tapes: Vec<Option<GdnTape>>,
+    tapes: Vec<Option<Tape>>,
 }
 
 impl Qwen35 {
@@ -142,11 +142,11 @@ impl Qwen35 {
             rows.iter().zip(first..).any(|(&row, in_place)| row != in_place)
         });
         let paths = DevicePaths::new(accepted, &self.options.device)?;
-        for (layer, tape) in self.layers.iter().zip(tapes) {
-            match (&layer.mixer, tape) {
-                (Mixer::Gdn(mixer), Some(tape)) => mixer.commit(&paths, self.options.variant, tape)?,
-                (Mixer::Attention(mixer), _) if moves => mixer.commit(&paths, &round.prefix_lens)?,
-                _ => {}
+        let (gdn, raws): (Vec<_>, Vec<_>) = tapes.iter().flatten().map(Tape::parts).unzip();
+        self.recurrent.commit(&paths, self.options.variant, &gdn, &raws)?;
+        for layer in self.layers.iter().filter(|_| moves) {
+            if let Mixer::Attention(mixer) = &layer.mixer {
+                mixer.commit(&paths, &round.prefix_lens)?;
             }
         }
         for (_, slot, rows) in paths.host().iter() {
