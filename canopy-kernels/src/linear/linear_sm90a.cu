@@ -1,6 +1,6 @@
-// y = x W^T on compute capability 9.0, x in bf16. One CTA a multiprocessor takes an equal piece of the line of all chunks (128 inputs of a block
-// of 128 outputs). A warp copies weights and rows ahead into a ring of stages, the weights of the first ones while the kernel ahead still runs;
-// two warpgroups multiply, 64 outputs each. A lane's 16 bytes of a step are what wgmma takes of A in registers. What several CTAs have of one output
+// y = x W^T on compute capability 9.0, x rounded to bf16. One CTA a multiprocessor takes an equal piece of the line of all chunks (128 inputs of
+// a block of 128 outputs). A warp copies weights and bf16 rows ahead into a ring of stages, the weights of the first ones while the kernel ahead
+// still runs; few f32 rows are rounded on their way by a warp of their own. Two warpgroups multiply, 64 outputs each. A lane's 16 bytes of a step are what wgmma takes of A in registers. What several CTAs have of one output
 // is added in order by the one that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum.
 #include <stdint.h>
 
@@ -10,8 +10,7 @@
 
 namespace canopy {
 
-constexpr int kProducts = 256;  // threads that multiply; 32 more copy
-constexpr int kThreads = kProducts + 32;
+constexpr int kProducts = 256;  // threads that multiply; 32 more copy, and 32 round
 constexpr int kSteps = 8;  // of 16 inputs in a chunk
 constexpr uint32_t kTileBytes = 16 * 128 * 2, kWeightBytes = 8 * kTileBytes;
 
@@ -44,32 +43,75 @@ struct Ring {
     __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return barriers + stage * 16 + 8; }
 };
 
+// bf16 rows come by this map. Of f32 rows, the map is never read.
+template <bool Wide>
+struct Source {
+    const CUtensorMap* map;
+    const float* rows;
+};
+
 // One thread copies every chunk of the piece, in order.
-template <int Rows, int Stages>
-__device__ __forceinline__ void copy_all(const LinearArgs& a, const CUtensorMap* x, const uint8_t* weight, const Ring<Rows, Stages>& ring,
+template <int Rows, int Stages, bool Wide>
+__device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>& x, const uint8_t* weight, const Ring<Rows, Stages>& ring,
                                          uint32_t begin, uint32_t end) {
     const auto weights = [&](uint32_t unit, uint32_t stage) {
         const uint32_t block = unit / a.chunks, chunk = unit % a.chunks, first = block * 8, tiles = min(8u, a.tiles - first);
-        arrive_expecting(ring.full(stage), tiles * kTileBytes + Ring<Rows, Stages>::kRowsBytes);
+        arrive_expecting(ring.full(stage), tiles * kTileBytes + (Wide ? 0 : Ring<Rows, Stages>::kRowsBytes));
         for (uint32_t t = 0; t < tiles; ++t)
             copy_bulk(ring.weights(stage) + t * kTileBytes, weight + ((size_t)(first + t) * a.chunks + chunk) * kTileBytes, kTileBytes,
                       ring.full(stage));
     };
     const auto rows = [&](uint32_t unit, uint32_t stage) {
+        if constexpr (Wide) return;
         const uint32_t column = unit % a.chunks * 128, row = blockIdx.x * Rows;
-        copy_box(ring.rows(stage), x, column, row, ring.full(stage));
-        copy_box(ring.rows(stage) + Rows * 128, x, column + 64, row, ring.full(stage));
+        copy_box(ring.rows(stage), x.map, column, row, ring.full(stage));
+        copy_box(ring.rows(stage) + Rows * 128, x.map, column + 64, row, ring.full(stage));
     };
     const uint32_t early = min(end, begin + Stages);
     for (uint32_t unit = begin; unit < early; ++unit) weights(unit, unit - begin);
     // the weights are nobody's output
-    wait_for_kernels_ahead();
+    if constexpr (!Wide) wait_for_kernels_ahead();
     for (uint32_t unit = begin; unit < early; ++unit) rows(unit, unit - begin);
     for (uint32_t unit = early; unit < end; ++unit) {
         const uint32_t turn = (unit - begin) / Stages, stage = (unit - begin) % Stages;
         wait_phase(ring.empty(stage), (turn - 1) & 1);
         weights(unit, stage);
         rows(unit, stage);
+    }
+}
+
+// One warp rounds four inputs a lane of every row, a chunk ahead of what it stores. Rows past the last are zeros from the start.
+template <int Rows, int Stages>
+__device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, uint8_t* shared, const Ring<Rows, Stages>& ring, uint32_t begin,
+                                          uint32_t end) {
+    const uint32_t lane = threadIdx.x % 32;
+    const int rows = min(Rows, (int)a.rows - (int)blockIdx.x * Rows);
+    for (uint32_t stage = 0; stage < Stages; ++stage)
+        for (uint32_t at = lane * 16; at < Ring<Rows, Stages>::kRowsBytes; at += 512)
+            *reinterpret_cast<uint4*>(shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + at) = make_uint4(0, 0, 0, 0);
+    wait_for_kernels_ahead();
+    float4 held[Rows];
+    const auto fetch = [&](uint32_t unit) {
+        const uint32_t k = unit % a.chunks * 128 + lane * 4;
+#pragma unroll
+        for (int r = 0; r < Rows; ++r)
+            held[r] = r < rows && k < a.inputs ? load4(x + ((size_t)blockIdx.x * Rows + r) * a.inputs + k) : make_float4(0, 0, 0, 0);
+    };
+    fetch(begin);
+    for (uint32_t unit = begin; unit < end; ++unit) {
+        const uint32_t turn = (unit - begin) / Stages, stage = (unit - begin) % Stages;
+        if (turn > 0) wait_phase(ring.empty(stage), (turn - 1) & 1);
+        uint8_t* to = shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + lane / 16 * Rows * 128 + lane % 2 * 8;
+        uint2 packed[Rows];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r) packed[r] = make_uint2(pack_bf16(held[r].x, held[r].y), pack_bf16(held[r].z, held[r].w));
+        if (unit + 1 < end) fetch(unit + 1);
+#pragma unroll
+        for (int r = 0; r < Rows; ++r)
+            if (r < rows) *reinterpret_cast<uint2*>(to + r * 128 + ((lane % 16 / 2 ^ (r & 7)) << 4)) = packed[r];
+        writes_visible();
+        __syncwarp();
+        if (lane == 0) arrive(ring.full(stage));
     }
 }
 
@@ -121,8 +163,9 @@ __device__ __forceinline__ void finish(const LinearArgs& a, const Sums<Rows>& su
 }
 
 // Grid (row tiles, workers).
-template <int Rows, int Stages>
-__device__ __forceinline__ void product(const LinearArgs& a, const CUtensorMap* x, const uint8_t* weight, float4* spans, uint32_t* arrived, float* y) {
+template <int Rows, int Stages, bool Wide>
+__device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>& x, const uint8_t* weight, float4* spans, uint32_t* arrived,
+                                        float* y) {
     extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ __align__(16) uint64_t barriers[2 * Stages];
     const Ring<Rows, Stages> ring{shared_address(shared), shared_address(barriers)};
@@ -131,7 +174,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const CUtensorMap* 
     if (threadIdx.x == kProducts) {
 #pragma unroll
         for (int s = 0; s < Stages; ++s) {
-            barrier_init(ring.full(s), 1);
+            barrier_init(ring.full(s), Wide ? 2 : 1);
             barrier_init(ring.empty(s), kProducts / 32);
         }
         barriers_ready();
@@ -140,6 +183,8 @@ __device__ __forceinline__ void product(const LinearArgs& a, const CUtensorMap* 
     __syncthreads();
     if (warp >= kProducts / 32) {
         if (threadIdx.x == kProducts) copy_all(a, x, weight, ring, begin, end);
+        if constexpr (Wide)
+            if (warp > kProducts / 32) round_all(a, x.rows, shared, ring, begin, end);
         return;
     }
     wait_for_kernels_ahead();
@@ -173,15 +218,24 @@ __device__ __forceinline__ void product(const LinearArgs& a, const CUtensorMap* 
 
 }  // namespace canopy
 
+// `x` by map, in bf16.
 #define CANOPY_LINEAR(ROWS, STAGES)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(canopy::kThreads, 1) linear_w##ROWS(                                           \
+    extern "C" __global__ void __launch_bounds__(canopy::kProducts + 32, 1) linear_w##ROWS(                                     \
         const __grid_constant__ LinearArgs a, const __grid_constant__ CUtensorMap x, const uint8_t* weight, float4* spans,      \
         uint32_t* arrived, float* y) {                                                                                          \
-        canopy::product<ROWS, STAGES>(a, &x, weight, spans, arrived, y);                                                        \
+        canopy::product<ROWS, STAGES>(a, canopy::Source<false>{&x, nullptr}, weight, spans, arrived, y);                        \
     }
 
-CANOPY_LINEAR(8, 5)
-CANOPY_LINEAR(16, 5)
+// `x` in f32.
+#define CANOPY_LINEAR_WIDE(ROWS, STAGES)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(canopy::kProducts + 64, 1) linear_w##ROWS##_f32(                               \
+        const __grid_constant__ LinearArgs a, const float* x, const uint8_t* weight, float4* spans, uint32_t* arrived,          \
+        float* y) {                                                                                                             \
+        canopy::product<ROWS, STAGES>(a, canopy::Source<true>{nullptr, x}, weight, spans, arrived, y);                          \
+    }
+
+CANOPY_LINEAR_WIDE(8, 5)
+CANOPY_LINEAR_WIDE(16, 5)
 CANOPY_LINEAR(32, 4)
 CANOPY_LINEAR(64, 4)
 CANOPY_LINEAR(128, 3)

@@ -18,9 +18,10 @@
 //! 4. A bf16 weight acts as exactly the f32 of its bits. (`tests::bf16_weights_are_exact`)
 //! 5. A NaN or an infinity in a row stays in that row. (`tests::nan_row_stays_alone`)
 //!
-//! On CUDA (`launch`, bf16 weights and f32 rows) the weight lies in tensor-core order, x is taken as two bf16 parts, and the inputs are cut
-//! into spans whose number depends on the weight's shape alone: within `2^-15 sum_k |x w|` of the oracle, invariants 3 and 5 as here
-//! (`tests/gpu/linear.rs`).
+//! On CUDA (`launch`, bf16 weights and f32 rows) the weight lies in tensor-core order, x is taken as two bf16 parts or rounded to one, and the
+//! inputs are cut into spans whose number depends on the weight's shape alone: within `2^-15 sum_k |x w|` of the oracle of the x that was taken,
+//! invariants 3 and 5 as here (`tests/gpu/linear.rs`). `linear.cu` runs everywhere; rows rounded to one part go through `linear_sm90a.cu` on
+//! compute capability 9.0.
 //!
 //! [`rounded`] has the product over weights and inputs of seven bits, for drafts.
 //!

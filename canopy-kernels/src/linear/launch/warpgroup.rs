@@ -17,22 +17,25 @@ const OP: &str = "linear";
 const WARPGROUP_IMAGE: &str = "linear/linear_sm90a";
 /// CTAs that share a product's chunks: the multiprocessors of an H200. A constant, so that the order of a sum does not depend on the device.
 const WORKERS: usize = 132;
-const THREADS: u32 = 288;
+/// Threads that multiply; a warp copies, and one more rounds where rows are f32.
+const PRODUCTS: u32 = 256;
 
 struct Kernel {
     rows: usize,
     symbol: &'static str,
     stages: usize,
+    /// Whether it takes f32 rows, or rows rounded by a launch before it.
+    wide: bool,
 }
 
 const fn kernel(rows: usize, symbol: &'static str, stages: usize) -> Kernel {
-    Kernel { rows, symbol, stages }
+    Kernel { rows, symbol, stages, wide: rows <= 16 }
 }
 
 /// Smallest row tile first.
 const KERNELS: [Kernel; 5] = [
-    kernel(8, "linear_w8", 5),
-    kernel(16, "linear_w16", 5),
+    kernel(8, "linear_w8_f32", 5),
+    kernel(16, "linear_w16_f32", 5),
     kernel(32, "linear_w32", 4),
     kernel(64, "linear_w64", 4),
     kernel(128, "linear_w128", 3),
@@ -81,24 +84,9 @@ pub(super) fn forward(
     if rows == 0 {
         return Ok(());
     }
-    let (mut spans, mut rest) = scratch.split_at_mut(spans_len(shape, rows));
-    // SAFETY: the second part has at least this many bytes, and the kernel below writes all of them.
-    let rounded = unsafe { rest.transmute_mut::<bf16>(x.len()) };
-    let mut rounded = rounded.ok_or_else(|| Error::Shape {
-        op: OP,
-        arg: "scratch",
-        expected: Box::new([scratch_len(shape, rows)]),
-        got: Box::new([spans.len()]),
-    })?;
-    let quads = (x.len() / 4) as u32;
-    let config =
-        LaunchConfig { grid_dim: (quads.div_ceil(256), 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-    let mut launch = Launch::new(stream, OP, IMAGE, "linear_round")?;
-    launch.value(&quads).read(x).write(&mut rounded);
-    // SAFETY: both buffers have four elements a thread, the width being a multiple of 8.
-    unsafe { launch.launch(config) }?;
-
     let kernel = for_rows(rows);
+    let (mut spans, mut rest) = scratch.split_at_mut(spans_len(shape, rows));
+    let rounded = if kernel.wide { None } else { Some(round(stream, x, &mut rest)?) };
     let mut args = shape.args();
     for first in (0..rows).step_by(kernel.rows * ROW_TILES) {
         let count = (rows - first).min(kernel.rows * ROW_TILES);
@@ -106,30 +94,49 @@ pub(super) fn forward(
         for (part, (&start, &out)) in starts.iter().zip(&shape.outputs).enumerate() {
             args.start[part] = (start + first * out) as u32;
         }
-        let map = map(
-            stream,
-            &rounded.slice(first * shape.inputs..(first + count) * shape.inputs),
-            shape.inputs,
-            kernel.rows,
-        )?;
         let config = LaunchConfig {
             grid_dim: (count.div_ceil(kernel.rows) as u32, workers(shape) as u32, 1),
-            block_dim: (THREADS, 1, 1),
+            block_dim: (PRODUCTS + if kernel.wide { 64 } else { 32 }, 1, 1),
             shared_mem_bytes: (kernel.stages * (BLOCK + kernel.rows) * CHUNK * size_of::<bf16>()) as u32,
         };
+        let range = first * shape.inputs..(first + count) * shape.inputs;
+        let (wide, map) = match &rounded {
+            None => (Some(x.slice(range)), None),
+            Some(rounded) => (None, Some(map(stream, &rounded.slice(range), shape.inputs, kernel.rows)?)),
+        };
         let mut launch = Launch::new(stream, OP, WARPGROUP_IMAGE, kernel.symbol)?;
-        launch
-            .value(&args)
-            .value(&map)
-            .read(&weight.packed)
-            .write(&mut spans)
-            .write(&mut weight.arrived)
-            .write(&mut *y);
+        launch.value(&args);
+        match (&wide, &map) {
+            (Some(wide), _) => launch.read(wide),
+            (None, Some(map)) => launch.value(map),
+            (None, None) => &mut launch,
+        };
+        launch.read(&weight.packed).write(&mut spans).write(&mut weight.arrived).write(&mut *y);
         // SAFETY: lengths checked by the caller; a warp writes its own outputs of its own rows, within the planes; rows past the last are
-        // zeros of the map; before its wait the kernel reads the weight alone.
+        // zeros; before its wait the kernel reads the weight alone.
         unsafe { launch.launch(config) }?;
     }
     Ok(())
+}
+
+/// `x` in bf16, in `room`.
+fn round<'a>(
+    stream: &Arc<CudaStream>,
+    x: &CudaView<'_, f32>,
+    room: &'a mut CudaViewMut<'_, f32>,
+) -> Result<CudaViewMut<'a, bf16>> {
+    let (expected, got) = (Box::new([x.len().div_ceil(2)]), Box::new([room.len()]));
+    // SAFETY: bf16 has no invalid bits, and the kernel below writes all of them.
+    let rounded = unsafe { room.transmute_mut::<bf16>(x.len()) };
+    let mut rounded = rounded.ok_or(Error::Shape { op: OP, arg: "scratch", expected, got })?;
+    let quads = (x.len() / 4) as u32;
+    let config =
+        LaunchConfig { grid_dim: (quads.div_ceil(256), 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+    let mut launch = Launch::new(stream, OP, IMAGE, "linear_round")?;
+    launch.value(&quads).read(x).write(&mut rounded);
+    // SAFETY: both buffers have four elements a thread, the width being a multiple of 8.
+    unsafe { launch.launch(config) }?;
+    Ok(rounded)
 }
 
 /// `x` `[rows, inputs]` in boxes of 64 inputs and `tile` rows, swizzled as warpgroup products read them.
