@@ -184,6 +184,8 @@ impl CustomOp3 for TreeConvVerify<'_> {
 /// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or an `x` that shares
 /// the pool's storage.
 pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) -> Result<()> {
+    let channels = x.dims().last().copied().unwrap_or(0);
+    check_pool(COMMIT, (conv_state.dtype(), conv_state.layout()), channels)?;
     tree_conv_commit_layers(&conv_state.unsqueeze(0)?, paths, &[x])
 }
 

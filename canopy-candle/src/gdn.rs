@@ -313,6 +313,7 @@ pub fn tree_gdn_commit(
     qkv: &Tensor,
     gates: &Tensor,
 ) -> Result<()> {
+    check_pool(COMMIT, dims, (state.dtype(), state.layout()))?;
     tree_gdn_commit_layers(&state.unsqueeze(0)?, paths, dims, variant, &[GdnTape { verified, qkv, gates }])
 }
 

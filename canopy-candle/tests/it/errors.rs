@@ -2,11 +2,12 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
-    AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, DraftTree, GdnDims, NormKind, PackedLinear,
-    QkNormRope, TreeBatch, TreeGdnOutput, TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate,
-    block_attention, gated_rms_norm, gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope, rms_norm,
-    swiglu, tree_attention, tree_conv, tree_conv_commit, tree_gdn_commit, tree_gdn_serial_commit,
-    tree_gdn_serial_verify, tree_gdn_verify, tree_gdn_verify_into,
+    AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, DraftTree, GdnDims, GdnTape, NormKind,
+    PackedLinear, QkNormRope, TreeBatch, TreeGdnOutput, TreeGdnSerialOutput, Variant, add_rms_norm,
+    attn_gate, block_attention, gated_rms_norm, gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope,
+    rms_norm, swiglu, tree_attention, tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_gdn_commit,
+    tree_gdn_commit_layers, tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify,
+    tree_gdn_verify_into,
 };
 
 use crate::support::on_cpu;
@@ -161,6 +162,30 @@ fn gdn_commit() {
         run(&s, &out, &qkv, &shared),
         "tree-gdn-commit: gates, expected: storage of its own, got: the destination's storage",
     );
+}
+
+#[test]
+fn commits_of_several_layers() {
+    let (tree, paths) = tree();
+    let (qkv, gates, s) = (zeros(&[3, 16]), zeros(&[3, 2, 2]), zeros(&[2, 2, 4, 4]));
+    let verified = &tree_gdn_verify(&tree, dims(), WALK, &qkv, &gates, &s).expect("fitting arguments");
+    let tape = GdnTape { verified, qkv: &qkv, gates: &gates };
+    let states = zeros(&[2, 2, 2, 4, 4]);
+    let run =
+        |states: &Tensor, tapes: &[GdnTape<'_>]| tree_gdn_commit_layers(states, &paths, dims(), WALK, tapes);
+    refused(run(&states, &[tape]), "tree-gdn-commit: tapes, expected: 2 entries, got: 1");
+    refused(run(&s, &[tape, tape]), "tree-gdn-commit: state, expected: [2, 2, 2, 4, 4], got: [2, 2, 4, 4]");
+    run(&states, &[tape, tape]).expect("fitting arguments");
+    let (x, states) = (zeros(&[3, 5]), zeros(&[2, 2, 3, 5]));
+    refused(
+        tree_conv_commit_layers(&states, &paths, &[&x]),
+        "tree-conv-commit: xs, expected: 2 entries, got: 1",
+    );
+    refused(
+        tree_conv_commit_layers(&zeros(&[2, 3, 5]), &paths, &[&x, &x]),
+        "tree-conv-commit: conv_state, expected: [layers, slots, 3, C], got: [2, 3, 5]",
+    );
+    tree_conv_commit_layers(&states, &paths, &[&x, &x]).expect("fitting arguments");
 }
 
 #[test]

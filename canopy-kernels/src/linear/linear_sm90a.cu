@@ -115,52 +115,108 @@ __device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, u
     }
 }
 
-// Where worker `v` leaves what it has of a block that others share: it shares at most the first and the last block that it touches.
-__device__ __forceinline__ size_t span_of(const LinearArgs& a, uint32_t v, uint32_t block, uint32_t total) {
-    const uint32_t place = 2 * v + (begin_of(v, total) / a.chunks == block ? 0 : 1);
-    return (size_t)place * gridDim.x + blockIdx.x;
-}
-
 __device__ __forceinline__ void products_together() { asm volatile("bar.sync 1, %0;" ::"n"(kProducts) : "memory"); }
 
-// This worker's sum over its part of `block`: written if it has the whole block, else left for the worker that comes last, which adds all in
-// the order of the inputs.
+// Where worker `v` leaves what it has of a block that others share: it shares at most the first and the last block that it touches.
 template <int Rows>
-__device__ __forceinline__ void finish(const LinearArgs& a, const Sums<Rows>& sum, uint32_t block, float4* spans, uint32_t* arrived, float* y) {
-    constexpr int kTiles = Rows / 8;
-    __shared__ uint32_t is_last;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.x * Rows;
-    const uint32_t total = a.blocks * a.chunks, tile = block * 8 + warp;
-    const uint32_t first = owner_of(block * a.chunks, total), last = owner_of(block * a.chunks + a.chunks - 1, total);
-    const int tiles = min(kTiles, ((int)a.rows - first_row + 7) / 8);
-    if (first == last) {
-        if (tile >= a.tiles) return;
-        const Place place = place_of(a, tile);
+__device__ __forceinline__ float4* span_of(const LinearArgs& a, float4* spans, uint32_t v, uint32_t block, uint32_t total) {
+    const uint32_t place = 2 * v + (begin_of(v, total) / a.chunks == block ? 0 : 1);
+    return spans + ((size_t)place * gridDim.x + blockIdx.x) * (Rows / 8) * kProducts + threadIdx.x;
+}
+
+// Adds one to a counter; what the CTA did before its last barrier is there for whoever finds it counted.
+__device__ __forceinline__ uint32_t count_in(uint32_t* counter) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+// What this worker has of blocks: written where it has a whole one, else left for the worker that comes last, which adds all in the order of the
+// inputs. That is done behind the worker's last chunk, so that nobody waits for a counter in between.
+template <int Rows>
+struct Finish {
+    static constexpr int kTiles = Rows / 8;
+
+    const LinearArgs& a;
+    float4* spans;
+    uint32_t* arrived;
+    float* y;
+    uint32_t total, begin, end;
+    uint32_t before[2];  // arrivals of others at the first and the last block, known to thread 0
+
+    __device__ __forceinline__ int tiles() const { return min(kTiles, ((int)a.rows - (int)blockIdx.x * Rows + 7) / 8); }
+    __device__ __forceinline__ uint32_t first_of(uint32_t block) const { return owner_of(block * a.chunks, total); }
+    __device__ __forceinline__ uint32_t last_of(uint32_t block) const { return owner_of(block * a.chunks + a.chunks - 1, total); }
+    __device__ __forceinline__ bool is_shared(uint32_t block) const { return block * a.chunks < begin || (block + 1) * a.chunks > end; }
+
+    __device__ __forceinline__ void put(const Sums<Rows>& sum, uint32_t block) {
+        const uint32_t tile = block * 8 + threadIdx.x / 32;
+        if (!is_shared(block)) {
+            if (tile >= a.tiles) return;
+            const Place place = place_of(a, tile);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t)
+                if (t < tiles()) write(a, place, blockIdx.x * Rows + 8 * t, threadIdx.x % 32, sum.at(t), y);
+            return;
+        }
+        float4* mine = span_of<Rows>(a, spans, blockIdx.y, block, total);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
-            if (t < tiles) write(a, place, first_row + 8 * t, lane, sum.at(t), y);
-        return;
+            if (t < tiles()) __stcg(mine + t * kProducts, sum.at(t));
+        products_together();
+        if (threadIdx.x == 0) {
+            const uint32_t others = count_in(arrived + (size_t)block * gridDim.x + blockIdx.x);
+            if (block == begin / a.chunks) before[0] = others;
+            else before[1] = others;
+        }
     }
-    float4* mine = spans + span_of(a, blockIdx.y, block, total) * kTiles * kProducts + threadIdx.x;
+
+    // The sum of a block that this worker came last to.
+    __device__ __forceinline__ void gather(uint32_t block) {
+        constexpr uint32_t kSpans = 4;
+        constexpr int kAtOnce = kTiles < 4 ? kTiles : 4;
+        const uint32_t tile = block * 8 + threadIdx.x / 32, last = last_of(block);
+        if (threadIdx.x == 0) arrived[(size_t)block * gridDim.x + blockIdx.x] = 0;
+        if (tile >= a.tiles) return;
+        const Place place = place_of(a, tile);
+        for (int from = 0; from < tiles(); from += kAtOnce) {
+            float4 all[kAtOnce];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-        if (t < tiles) __stcg(mine + t * kProducts, sum.at(t));
-    __threadfence();
-    products_together();
-    uint32_t* counter = arrived + (size_t)block * gridDim.x + blockIdx.x;
-    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1u) == last - first;
-    products_together();
-    if (!is_last) return;
-    __threadfence();
-    if (threadIdx.x == 0) *counter = 0;
-    if (tile >= a.tiles) return;
-    const Place place = place_of(a, tile);
-    for (int t = 0; t < tiles; ++t) {
-        float4 all = make_float4(0, 0, 0, 0);
-        for (uint32_t v = first; v <= last; ++v) all = sum4(all, __ldcg(spans + (span_of(a, v, block, total) * kTiles + t) * kProducts + threadIdx.x));
-        write(a, place, first_row + 8 * t, lane, all, y);
+            for (int t = 0; t < kAtOnce; ++t) all[t] = make_float4(0, 0, 0, 0);
+            for (uint32_t v = first_of(block); v <= last; v += kSpans) {
+                float4 part[kSpans][kAtOnce];
+#pragma unroll
+                for (uint32_t i = 0; i < kSpans; ++i) {
+                    const float4* span = span_of<Rows>(a, spans, min(v + i, last), block, total) + from * kProducts;
+#pragma unroll
+                    for (int t = 0; t < kAtOnce; ++t) part[i][t] = from + t < tiles() ? __ldcg(span + t * kProducts) : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+                for (uint32_t i = 0; i < kSpans; ++i)
+#pragma unroll
+                    for (int t = 0; t < kAtOnce; ++t)
+                        if (v + i <= last) all[t] = sum4(all[t], part[i][t]);
+            }
+#pragma unroll
+            for (int t = 0; t < kAtOnce; ++t)
+                if (from + t < tiles()) write(a, place, blockIdx.x * Rows + 8 * (from + t), threadIdx.x % 32, all[t], y);
+        }
     }
-}
+
+    __device__ __forceinline__ void end_all() {
+        __shared__ uint32_t is_last[2];
+        const uint32_t blocks[2] = {begin / a.chunks, (end - 1) / a.chunks};
+        const bool shared[2] = {is_shared(blocks[0]), blocks[1] != blocks[0] && is_shared(blocks[1])};
+        if (!shared[0] && !shared[1]) return;
+        if (threadIdx.x == 0)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) is_last[i] = shared[i] && before[i] == last_of(blocks[i]) - first_of(blocks[i]);
+        products_together();
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (is_last[i]) gather(blocks[i]);
+    }
+};
 
 // Grid (row tiles, workers).
 template <int Rows, int Stages, bool Wide>
@@ -190,6 +246,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>&
     wait_for_kernels_ahead();
     Sums<Rows> sum;
     sum.clear();
+    Finish<Rows> finish{a, spans, arrived, y, total, begin, end, {0, 0}};
     uint32_t block = begin / a.chunks, chunk = begin % a.chunks;
     for (uint32_t unit = begin; unit < end; ++unit) {
         const uint32_t stage = (unit - begin) % Stages;
@@ -208,12 +265,13 @@ __device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>&
         if (lane == 0) arrive(ring.empty(stage));
         const bool ends_block = chunk + 1 == a.chunks;
         if (ends_block || unit + 1 == end) {
-            finish<Rows>(a, sum, block, spans, arrived, y);
+            finish.put(sum, block);
             sum.clear();
         }
         chunk = ends_block ? 0 : chunk + 1;
         block += ends_block;
     }
+    finish.end_all();
 }
 
 }  // namespace canopy

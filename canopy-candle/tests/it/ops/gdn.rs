@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 use canopy_candle::{
-    GdnDims, Solve, TreeGdnOutput, Variant, tree_gdn_commit, tree_gdn_verify, tree_gdn_verify_into,
+    GdnDims, GdnTape, Solve, TreeGdnOutput, Variant, tree_gdn_commit, tree_gdn_commit_layers,
+    tree_gdn_verify, tree_gdn_verify_into,
 };
 use canopy_kernels::tree_gdn::oracle::{self, OracleInput};
 
@@ -68,6 +69,25 @@ fn commit_equals_the_oracle_state_of_the_accepted_node() -> Result<()> {
             let expected = oracle::commit(dims, tree, last, input);
             assert!(max_abs(&f32s(&pool.get(slot)?), &expected) < 2e-6, "{variant:?}, slot {slot}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_together_are_committed_as_each_alone() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let (tree, paths, variant) = (on_cpu(batch()), paths(&batch()), Variant::Walk);
+    let inputs = [(qkv.clone(), state.clone()), (qkv.affine(0.5, 0.1)?, state.affine(-1.0, 0.2)?)];
+    let states = Tensor::stack(&[&inputs[0].1, &inputs[1].1], 0)?;
+    let verify = |(qkv, state): &(Tensor, Tensor)| tree_gdn_verify(&tree, dims, variant, qkv, &gates, state);
+    let verified = inputs.iter().map(verify).collect::<Result<Vec<_>>>()?;
+    let tapes =
+        inputs.iter().zip(&verified).map(|((qkv, _), verified)| GdnTape { verified, qkv, gates: &gates });
+    tree_gdn_commit_layers(&states, &paths, dims, variant, &tapes.collect::<Vec<_>>())?;
+    for (layer, ((qkv, state), verified)) in inputs.iter().zip(&verified).enumerate() {
+        let alone = state.copy()?;
+        tree_gdn_commit(&alone, &paths, dims, variant, verified, qkv, &gates)?;
+        assert_eq!(bits(&states.get(layer)?), bits(&alone), "layer {layer}");
     }
     Ok(())
 }

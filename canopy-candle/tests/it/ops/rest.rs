@@ -62,6 +62,22 @@ fn conv_commit_equals_the_oracle_in_every_layout_and_dtype() -> Result<()> {
 }
 
 #[test]
+fn conv_layers_together_are_committed_as_each_alone() -> Result<()> {
+    let ((x, _, state), paths) = (conv_scene(), paths(&batch()));
+    for dtype in [DType::F32, DType::BF16] {
+        let xs = [x.to_dtype(dtype)?, x.affine(2.0, 0.5)?.to_dtype(dtype)?];
+        let alone = [state.to_dtype(dtype)?, state.affine(-1.0, 0.0)?.to_dtype(dtype)?];
+        let states = Tensor::stack(&alone, 0)?;
+        tree_conv_commit_layers(&states, &paths, &[&xs[0], &xs[1]])?;
+        for (layer, (x, state)) in xs.iter().zip(&alone).enumerate() {
+            tree_conv_commit(state, &paths, x)?;
+            assert_eq!(bits(&states.get(layer)?), bits(state), "{dtype:?}, layer {layer}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn conv_of_rounded_rows_is_the_rounded_conv_of_their_f32_values() -> Result<()> {
     let ((x, weight, state), tree) = (conv_scene(), on_cpu(batch()));
     for dtype in [DType::BF16, DType::F16] {

@@ -56,8 +56,14 @@ fn for_rows(rows: usize) -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.rows >= rows).unwrap_or(&KERNELS[KERNELS.len() - 1])
 }
 
+/// Those of a weight: fewer than [`WORKERS`] where each then has a piece of one block only, or where there are not two chunks for each.
 fn workers(shape: &WeightShape) -> usize {
-    (shape.blocks() * shape.chunks()).div_ceil(2).min(WORKERS)
+    let all = shape.blocks() * shape.chunks();
+    let piece = all.div_ceil(WORKERS);
+    match shape.chunks().is_multiple_of(piece) && piece > 1 {
+        true => all / piece,
+        false => all.div_ceil(2).min(WORKERS),
+    }
 }
 
 fn spans_len(shape: &WeightShape, rows: usize) -> usize {
