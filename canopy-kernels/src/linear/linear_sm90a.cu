@@ -12,6 +12,7 @@ namespace canopy {
 
 constexpr int kProducts = 256;  // threads that multiply; 32 more copy, and 32 round
 constexpr int kSteps = 8;  // of 16 inputs in a chunk
+constexpr uint32_t kPrefetched = 6;  // chunks of a CTA, 25 MiB of all together
 constexpr uint32_t kTileBytes = 16 * 128 * 2, kWeightBytes = 8 * kTileBytes;
 
 // Piece v of the line is [v total / workers, (v + 1) total / workers).
@@ -54,12 +55,14 @@ struct Source {
 template <int Rows, int Stages, bool Wide>
 __device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>& x, const uint8_t* weight, const Ring<Rows, Stages>& ring,
                                          uint32_t begin, uint32_t end) {
+    const auto tiles_of = [&](uint32_t unit) { return min(8u, a.tiles - unit / a.chunks * 8); };
+    const auto tile_of = [&](uint32_t unit, uint32_t t) {
+        return weight + ((size_t)(unit / a.chunks * 8 + t) * a.chunks + unit % a.chunks) * kTileBytes;
+    };
     const auto weights = [&](uint32_t unit, uint32_t stage) {
-        const uint32_t block = unit / a.chunks, chunk = unit % a.chunks, first = block * 8, tiles = min(8u, a.tiles - first);
+        const uint32_t tiles = tiles_of(unit);
         arrive_expecting(ring.full(stage), tiles * kTileBytes + (Wide ? 0 : Ring<Rows, Stages>::kRowsBytes));
-        for (uint32_t t = 0; t < tiles; ++t)
-            copy_bulk(ring.weights(stage) + t * kTileBytes, weight + ((size_t)(first + t) * a.chunks + chunk) * kTileBytes, kTileBytes,
-                      ring.full(stage));
+        for (uint32_t t = 0; t < tiles; ++t) copy_bulk(ring.weights(stage) + t * kTileBytes, tile_of(unit, t), kTileBytes, ring.full(stage));
     };
     const auto rows = [&](uint32_t unit, uint32_t stage) {
         if constexpr (Wide) return;
@@ -69,6 +72,9 @@ __device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>
     };
     const uint32_t early = min(end, begin + Stages);
     for (uint32_t unit = begin; unit < early; ++unit) weights(unit, unit - begin);
+    // what does not fit waits in the L2, so that the memory is busy for as long as the kernel ahead may take
+    for (uint32_t unit = early; unit < min(end, early + kPrefetched); ++unit)
+        for (uint32_t t = 0; t < tiles_of(unit); ++t) prefetch_bulk(tile_of(unit, t), kTileBytes);
     // the weights are nobody's output
     if constexpr (!Wide) wait_for_kernels_ahead();
     for (uint32_t unit = begin; unit < early; ++unit) rows(unit, unit - begin);
