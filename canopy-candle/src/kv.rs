@@ -35,8 +35,23 @@ const COMPACT: &str = "kv-compact";
 /// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or a window beyond its
 /// capacity.
 pub fn kv_compact(cache: &Tensor, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {
-    paths.check_devices(COMPACT, &[("cache", cache)])?;
-    cache.inplace_op1(&KvCompact { paths, prefix_lens })
+    let dims = cache.dims();
+    if dims.len() != 4 {
+        return arg(COMPACT, "cache")
+            .refuse(format_args!("[slots, capacity, Hkv, D]"), format_args!("{dims:?}"));
+    }
+    arg(COMPACT, "cache").contiguous(cache.layout())?;
+    kv_compact_layers(&cache.unsqueeze(0)?, paths, prefix_lens)
+}
+
+/// [`kv_compact`] for the layers of a model, whose caches lie one after another in `caches` `[layers, slots, capacity, Hkv, D]`; on CUDA one launch
+/// for up to 64 of them.
+///
+/// # Errors
+/// As [`kv_compact`].
+pub fn kv_compact_layers(caches: &Tensor, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {
+    paths.check_devices(COMPACT, &[("cache", caches)])?;
+    caches.inplace_op1(&KvCompact { paths, prefix_lens })
 }
 
 struct KvCompact<'a> {
@@ -44,31 +59,39 @@ struct KvCompact<'a> {
     prefix_lens: &'a [i32],
 }
 
+/// What a pool of caches measures.
+struct Sizes {
+    /// Elements of one layer.
+    layer: usize,
+    capacity: usize,
+    /// Elements of a row.
+    width: usize,
+}
+
 impl KvCompact<'_> {
-    /// Both devices' checks; returns (capacity, row width).
-    fn check(&self, dtype: DType, layout: &Layout) -> Result<(usize, usize)> {
+    /// Both devices' checks.
+    fn check(&self, dtype: DType, layout: &Layout) -> Result<Sizes> {
         arg(COMPACT, "cache").float(dtype)?;
         arg(COMPACT, "cache").contiguous(layout)?;
-        let &[slots, capacity, kv_heads, head_dim] = layout.dims() else {
+        let &[_, slots, capacity, kv_heads, head_dim] = layout.dims() else {
             let got = layout.dims();
             return arg(COMPACT, "cache")
-                .refuse(format_args!("[slots, capacity, Hkv, D]"), format_args!("{got:?}"));
+                .refuse(format_args!("[layers, slots, capacity, Hkv, D]"), format_args!("{got:?}"));
         };
         self.paths.check_slots(COMPACT, slots)?;
         arg(COMPACT, "prefix_lens").count(self.prefix_lens.len(), self.paths.host().slots().len())?;
-        Ok((capacity, kv_heads * head_dim))
+        let width = kv_heads * head_dim;
+        Ok(Sizes { layer: slots * capacity * width, capacity, width })
     }
 
-    fn compact<T: Copy>(
-        &self,
-        cache: &mut [T],
-        layout: &Layout,
-        capacity: usize,
-        width: usize,
-    ) -> Result<()> {
+    fn compact<T: Copy>(&self, caches: &mut [T], layout: &Layout, sizes: &Sizes) -> Result<()> {
         let start = layout.start_offset();
-        let cache = &mut cache[start..start + layout.shape().elem_count()];
-        kernel::cpu::compact(self.paths.host(), self.prefix_lens, width, capacity, cache).wrap()
+        let caches = &mut caches[start..start + layout.shape().elem_count()];
+        for cache in caches.chunks_exact_mut(sizes.layer.max(1)) {
+            kernel::cpu::compact(self.paths.host(), self.prefix_lens, sizes.width, sizes.capacity, cache)
+                .wrap()?;
+        }
+        Ok(())
     }
 }
 
@@ -78,21 +101,21 @@ impl InplaceOp1 for KvCompact<'_> {
     }
 
     fn cpu_fwd(&self, cache: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        let (capacity, width) = self.check(cache.dtype(), layout)?;
+        let sizes = self.check(cache.dtype(), layout)?;
         match cache {
-            CpuStorage::F32(cache) => self.compact(cache, layout, capacity, width),
-            CpuStorage::BF16(cache) => self.compact(cache, layout, capacity, width),
-            CpuStorage::F16(cache) => self.compact(cache, layout, capacity, width),
+            CpuStorage::F32(cache) => self.compact(cache, layout, &sizes),
+            CpuStorage::BF16(cache) => self.compact(cache, layout, &sizes),
+            CpuStorage::F16(cache) => self.compact(cache, layout, &sizes),
             other => arg(COMPACT, "cache").float(other.dtype()),
         }
     }
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, cache: &mut CudaStorage, layout: &Layout) -> Result<()> {
-        let (capacity, width) = self.check(cache.dtype(), layout)?;
+        let sizes = self.check(cache.dtype(), layout)?;
         match cache.dtype() {
-            DType::F32 => self.launch::<f32>(cache, layout, (width, capacity)),
-            DType::BF16 => self.launch::<half::bf16>(cache, layout, (width, capacity)),
+            DType::F32 => self.launch::<f32>(cache, layout, &sizes),
+            DType::BF16 => self.launch::<half::bf16>(cache, layout, &sizes),
             other => arg(COMPACT, "cache").no_kernel(other),
         }
     }
@@ -104,13 +127,15 @@ impl KvCompact<'_> {
         &self,
         cache: &mut CudaStorage,
         layout: &Layout,
-        sizes: (usize, usize),
+        sizes: &Sizes,
     ) -> Result<()> {
         let device = cache.device().clone();
         let lens = crate::cuda::lists::on_device(&device, self.prefix_lens)?;
         let (paths, on_device) = (self.paths.host(), self.paths.on_device(COMPACT)?);
-        let pool = crate::cuda::view_mut::<T>(arg(COMPACT, "cache"), cache, layout)?;
         let lens = lens.slice(..self.prefix_lens.len());
-        kernel::launch::compact(&device.cuda_stream(), paths, on_device, lens, sizes, &mut [pool]).wrap()
+        let all = crate::cuda::view_mut::<T>(arg(COMPACT, "cache"), cache, layout)?;
+        let mut pools = crate::cuda::layers(all, sizes.layer);
+        let row = (sizes.width, sizes.capacity);
+        kernel::launch::compact(&device.cuda_stream(), paths, on_device, lens, row, &mut pools).wrap()
     }
 }

@@ -34,7 +34,7 @@ pub use glue::{
     NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, qk_norm_rope_append,
     rms_norm, swiglu,
 };
-pub use kv::kv_compact;
+pub use kv::{kv_compact, kv_compact_layers};
 pub use linear::PackedLinear;
 pub use top_tokens::{most_top_tokens, top_tokens};
 pub use tree::{DevicePaths, DeviceTree};

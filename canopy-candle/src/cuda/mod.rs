@@ -42,6 +42,17 @@ where
     Ok(storage.as_cuda_slice_mut::<T>()?.slice_mut(range))
 }
 
+/// Layers of `len` elements that lie one after another.
+pub(crate) fn layers<T>(mut all: CudaViewMut<'_, T>, len: usize) -> Vec<CudaViewMut<'_, T>> {
+    let count = all.len() / len.max(1);
+    let layer = |at: usize| {
+        let view = all.slice_mut(at * len..(at + 1) * len);
+        // SAFETY: only the lifetime changes, to that of `all`, which nobody uses behind this call; the ranges do not overlap.
+        unsafe { std::mem::transmute::<CudaViewMut<'_, T>, CudaViewMut<'_, T>>(view) }
+    };
+    (0..count).map(layer).collect()
+}
+
 fn range<T: WithDType>(arg: Arg, storage: &CudaStorage, layout: &Layout) -> Result<std::ops::Range<usize>> {
     arg.contiguous(layout)?;
     arg.dtype(storage.dtype(), T::DTYPE)?;

@@ -1,9 +1,47 @@
-//! Keys and values of one attention layer.
+//! Keys and values of the attention layers.
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{AttnDims, CacheRows, DevicePaths, QkNormRope, kv_compact, qk_norm_rope_append};
+use canopy_candle::{AttnDims, CacheRows, DevicePaths, QkNormRope, kv_compact_layers, qk_norm_rope_append};
 
 use crate::Result;
+
+/// The pools of all layers, one after another, so that one launch moves the rows of all keys and one those of all values.
+#[derive(Debug)]
+pub struct KvPools {
+    /// `[layers, slots, capacity, Hkv, D]`.
+    keys: Tensor,
+    values: Tensor,
+    capacity: usize,
+}
+
+impl KvPools {
+    /// Zeroed pools; none for 0 layers.
+    pub fn new(
+        layers: usize,
+        (slots, capacity): (usize, usize),
+        dims: AttnDims,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let shape = (layers, slots, capacity, dims.kv_heads, dims.head_dim);
+        let keys = Tensor::zeros(shape, dtype, device)?;
+        Ok(Self { keys, values: Tensor::zeros(shape, dtype, device)?, capacity })
+    }
+
+    /// The pool of one layer, in place.
+    pub fn layer(&self, index: usize) -> Result<KvPool> {
+        Ok(KvPool { keys: self.keys.get(index)?, values: self.values.get(index)?, capacity: self.capacity })
+    }
+
+    /// Moves accepted rows to the front of the window that starts at `prefix_lens`, in every layer.
+    pub fn compact(&self, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {
+        if self.keys.dim(0)? == 0 {
+            return Ok(());
+        }
+        kv_compact_layers(&self.keys, paths, prefix_lens)?;
+        Ok(kv_compact_layers(&self.values, paths, prefix_lens)?)
+    }
+}
 
 /// Preallocated keys and values `[slots, capacity, Hkv, D]`; rows past a slot's committed length mean nothing.
 #[derive(Debug)]
@@ -34,12 +72,6 @@ impl KvPool {
         let v = v_proj.reshape((positions.len(), rope.dims.kv_heads, rope.dims.head_dim))?;
         let pools = (&self.keys, &self.values);
         Ok(qk_norm_rope_append(rope, [q_proj, k_proj, &v], positions, pools, rows)?)
-    }
-
-    /// Moves accepted rows to the front of the window that starts at `prefix_lens`.
-    pub fn compact(&self, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {
-        kv_compact(&self.keys, paths, prefix_lens)?;
-        Ok(kv_compact(&self.values, paths, prefix_lens)?)
     }
 
     /// Copies of a slot's first `rows` keys and values, `[rows, Hkv, D]`.

@@ -3,5 +3,5 @@
 mod kv;
 mod recurrent;
 
-pub use kv::KvPool;
+pub use kv::{KvPool, KvPools};
 pub use recurrent::{RecurrentPool, RecurrentPools};

@@ -1,9 +1,7 @@
 //! The gated full-attention layer's mixer.
 
-use candle_core::{DType, Device, Tensor};
-use canopy_candle::{
-    AttnDims, CacheRows, DevicePaths, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention,
-};
+use candle_core::{Device, Tensor};
+use canopy_candle::{AttnDims, CacheRows, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention};
 
 use super::Round;
 use crate::Result;
@@ -27,7 +25,7 @@ impl GatedAttention {
         weights: &Weights,
         prefix: &str,
         config: &TargetConfig,
-        (slots, capacity): (usize, usize),
+        pool: KvPool,
         device: &Device,
     ) -> Result<Self> {
         let (dims, hidden) = (config.attn, config.hidden_size);
@@ -38,7 +36,6 @@ impl GatedAttention {
         let parts: [&[(&str, usize)]; 3] =
             [&[(&q, q_rows)], &[(&k, dims.kv_width())], &[(&v, dims.kv_width())]];
         let inv_freq = config.inv_freq();
-        let dtype = if device.is_cpu() { DType::F32 } else { DType::BF16 };
         Ok(Self {
             qkv_proj: weights.packed(&parts, hidden, device)?,
             rope: QkNormRope {
@@ -52,7 +49,7 @@ impl GatedAttention {
             },
             o_proj: weights.linear(&name("o_proj"), hidden, dims.q_width(), device)?,
             dims,
-            pool: KvPool::new(slots, capacity, dims, dtype, device)?,
+            pool,
         })
     }
 
@@ -69,10 +66,5 @@ impl GatedAttention {
             false => out.flatten_from(1)?.to_dtype(q_proj.dtype())?,
         };
         Ok(self.o_proj.forward_one(&out)?)
-    }
-
-    /// Gathers the accepted rows behind the committed ones.
-    pub(super) fn commit(&self, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {
-        self.pool.compact(paths, prefix_lens)
     }
 }

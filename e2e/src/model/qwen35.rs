@@ -8,7 +8,7 @@ use super::gated_delta_net::GatedDeltaNet;
 use super::mlp::Mlp;
 use super::verify::Pending;
 use super::{Round, SharedHead};
-use crate::cache::RecurrentPools;
+use crate::cache::{KvPools, RecurrentPools};
 use crate::config::{LayerKind, TargetConfig};
 use crate::weights::Weights;
 use crate::{Error, Result};
@@ -54,6 +54,8 @@ pub struct Qwen35 {
     pub(super) layers: Vec<Layer>,
     /// The states of the Gated DeltaNet layers, in order.
     pub(super) recurrent: RecurrentPools,
+    /// The keys and values of the attention layers, in order.
+    pub(super) kv: KvPools,
     pub(super) norm: Tensor,
     pub(super) taps: Vec<usize>,
     pub(super) committed: Vec<usize>,
@@ -78,11 +80,14 @@ impl Qwen35 {
         check_options(&options)?;
         let prefix = weights.find_prefix(&PREFIXES, "embed_tokens.weight")?;
         let (device, hidden) = (&options.device, config.hidden_size);
-        let pools = (options.slots, options.context_len + DraftTree::MAX_NODES);
         let is_gdn = |kind: &&LayerKind| matches!(kind, LayerKind::GatedDeltaNet);
         let recurrent = config.layers.iter().filter(is_gdn).count();
+        let kv_dtype = if device.is_cpu() { DType::F32 } else { DType::BF16 };
+        let sizes = (options.slots, options.context_len + DraftTree::MAX_NODES);
+        let kv = KvPools::new(config.layers.len() - recurrent, sizes, config.attn, kv_dtype, device)?;
         let recurrent = RecurrentPools::new(recurrent, options.slots, config.gdn, device)?;
-        let (mut layers, mut gdn_layers) = (Vec::with_capacity(config.layers.len()), 0..);
+        let mut layers = Vec::with_capacity(config.layers.len());
+        let (mut gdn_layers, mut attention_layers) = (0.., 0..);
         for (index, kind) in config.layers.iter().enumerate() {
             let name = format!("{prefix}layers.{index}.");
             let norm = |part: &str| weights.f32(&format!("{name}{part}.weight"), &[hidden], device);
@@ -94,7 +99,8 @@ impl Qwen35 {
                         Mixer::Gdn(GatedDeltaNet::load(weights, &name, &config, &options, pool)?)
                     }
                     LayerKind::Attention => {
-                        Mixer::Attention(GatedAttention::load(weights, &name, &config, pools, device)?)
+                        let pool = kv.layer(attention_layers.next().unwrap_or_default())?;
+                        Mixer::Attention(GatedAttention::load(weights, &name, &config, pool, device)?)
                     }
                 },
                 post_norm: norm("post_attention_layernorm")?,
@@ -106,6 +112,7 @@ impl Qwen35 {
             norm: weights.f32(&format!("{prefix}norm.weight"), &[hidden], device)?,
             layers,
             recurrent,
+            kv,
             taps: Vec::new(),
             committed: vec![0; options.slots],
             epochs: vec![0; options.slots],

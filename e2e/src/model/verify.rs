@@ -4,7 +4,6 @@ use candle_core::Tensor;
 use canopy_candle::{AcceptedPaths, DevicePaths, DeviceTree, NormKind, TreeBatch, add_rms_norm, rms_norm};
 
 use super::gated_delta_net::Tape;
-use super::qwen35::Mixer;
 use super::{Qwen35, Round};
 use crate::target::{LogitRows, Snapshot, Target, Verified, VerifyStream};
 use crate::{Error, Result, pool};
@@ -144,10 +143,8 @@ impl Qwen35 {
         let paths = DevicePaths::new(accepted, &self.options.device)?;
         let (gdn, raws): (Vec<_>, Vec<_>) = tapes.iter().flatten().map(Tape::parts).unzip();
         self.recurrent.commit(&paths, self.options.variant, &gdn, &raws)?;
-        for layer in self.layers.iter().filter(|_| moves) {
-            if let Mixer::Attention(mixer) = &layer.mixer {
-                mixer.commit(&paths, &round.prefix_lens)?;
-            }
+        if moves {
+            self.kv.compact(&paths, &round.prefix_lens)?;
         }
         for (_, slot, rows) in paths.host().iter() {
             self.set_committed(slot, self.committed[slot] + rows.len());

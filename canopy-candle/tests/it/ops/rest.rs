@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
-    gates, kv_append, kv_append_pair, kv_compact, tree_conv, tree_conv_commit, tree_conv_to,
+    gates, kv_append, kv_append_pair, kv_compact, kv_compact_layers, tree_conv, tree_conv_commit,
+    tree_conv_to,
 };
 use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
 
@@ -153,6 +154,10 @@ fn compact_equals_the_oracle_in_every_dtype() -> Result<()> {
         let expected =
             compact_room::oracle::compact(paths.host(), &prefix_lens, width, capacity, &f32s(&before));
         assert_eq!(f32s(&cache), expected, "{dtype:?}");
+        let layers = Tensor::stack(&[&before, &before.affine(-1.0, 0.0)?], 0)?;
+        kv_compact_layers(&layers, &paths, &prefix_lens)?;
+        assert_eq!(f32s(&layers.get(0)?), expected, "{dtype:?}");
+        assert_eq!(f32s(&layers.get(1)?.affine(-1.0, 0.0)?), expected, "{dtype:?}");
     }
     Ok(())
 }
