@@ -299,7 +299,8 @@ __device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>&
     }
 
 CANOPY_LINEAR_WIDE(8, 5)
-CANOPY_LINEAR_WIDE(16, 5)
+CANOPY_LINEAR(8, 5)
+CANOPY_LINEAR(16, 5)
 CANOPY_LINEAR(32, 4)
 CANOPY_LINEAR(64, 4)
 CANOPY_LINEAR(128, 3)

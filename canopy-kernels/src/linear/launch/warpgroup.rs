@@ -21,21 +21,25 @@ const WORKERS: usize = 132;
 const PRODUCTS: u32 = 256;
 
 struct Kernel {
-    rows: usize,
+    /// Rows of its tile.
+    tile: usize,
+    /// Most rows that it is for.
+    most: usize,
     symbol: &'static str,
     stages: usize,
     /// Whether it takes f32 rows, or rows rounded by a launch before it.
     wide: bool,
 }
 
-const fn kernel(rows: usize, symbol: &'static str, stages: usize) -> Kernel {
-    Kernel { rows, symbol, stages, wide: rows <= 16 }
+const fn kernel(tile: usize, symbol: &'static str, stages: usize) -> Kernel {
+    Kernel { tile, most: tile, symbol, stages, wide: false }
 }
 
-/// Smallest row tile first.
-const KERNELS: [Kernel; 5] = [
-    kernel(8, "linear_w8_f32", 5),
-    kernel(16, "linear_w16_f32", 5),
+/// Fewest rows first. One warp rounds few rows as fast as they are needed.
+const KERNELS: [Kernel; 6] = [
+    Kernel { tile: 8, most: 2, symbol: "linear_w8_f32", stages: 5, wide: true },
+    kernel(8, "linear_w8", 5),
+    kernel(16, "linear_w16", 5),
     kernel(32, "linear_w32", 4),
     kernel(64, "linear_w64", 4),
     kernel(128, "linear_w128", 3),
@@ -53,7 +57,7 @@ pub(super) fn takes(kernels: &Kernels, shape: &WeightShape) -> bool {
 }
 
 fn for_rows(rows: usize) -> &'static Kernel {
-    KERNELS.iter().find(|kernel| kernel.rows >= rows).unwrap_or(&KERNELS[KERNELS.len() - 1])
+    KERNELS.iter().find(|kernel| kernel.most >= rows).unwrap_or(&KERNELS[KERNELS.len() - 1])
 }
 
 /// Those of a weight: fewer than [`WORKERS`] where each then has a piece of one block only, or where there are not two chunks for each.
@@ -67,7 +71,7 @@ fn workers(shape: &WeightShape) -> usize {
 }
 
 fn spans_len(shape: &WeightShape, rows: usize) -> usize {
-    let tile = for_rows(rows).rows;
+    let tile = for_rows(rows).tile;
     2 * workers(shape) * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK
 }
 
@@ -94,21 +98,21 @@ pub(super) fn forward(
     let (mut spans, mut rest) = scratch.split_at_mut(spans_len(shape, rows));
     let rounded = if kernel.wide { None } else { Some(round(stream, x, &mut rest)?) };
     let mut args = shape.args();
-    for first in (0..rows).step_by(kernel.rows * ROW_TILES) {
-        let count = (rows - first).min(kernel.rows * ROW_TILES);
+    for first in (0..rows).step_by(kernel.tile * ROW_TILES) {
+        let count = (rows - first).min(kernel.tile * ROW_TILES);
         args.rows = count as u32;
         for (part, (&start, &out)) in starts.iter().zip(&shape.outputs).enumerate() {
             args.start[part] = (start + first * out) as u32;
         }
         let config = LaunchConfig {
-            grid_dim: (count.div_ceil(kernel.rows) as u32, workers(shape) as u32, 1),
+            grid_dim: (count.div_ceil(kernel.tile) as u32, workers(shape) as u32, 1),
             block_dim: (PRODUCTS + if kernel.wide { 64 } else { 32 }, 1, 1),
-            shared_mem_bytes: (kernel.stages * (BLOCK + kernel.rows) * CHUNK * size_of::<bf16>()) as u32,
+            shared_mem_bytes: (kernel.stages * (BLOCK + kernel.tile) * CHUNK * size_of::<bf16>()) as u32,
         };
         let range = first * shape.inputs..(first + count) * shape.inputs;
         let (wide, map) = match &rounded {
             None => (Some(x.slice(range)), None),
-            Some(rounded) => (None, Some(map(stream, &rounded.slice(range), shape.inputs, kernel.rows)?)),
+            Some(rounded) => (None, Some(map(stream, &rounded.slice(range), shape.inputs, kernel.tile)?)),
         };
         let mut launch = Launch::new(stream, OP, WARPGROUP_IMAGE, kernel.symbol)?;
         launch.value(&args);
