@@ -22,6 +22,33 @@ pub fn parse(name: &str) -> Result<Device> {
     cuda(ordinal).map_err(error)
 }
 
+/// Free and total bytes of a device's memory; `None` for the CPU. What a pool keeps for later counts as used.
+///
+/// # Errors
+/// From the driver.
+pub fn memory(device: &Device) -> Result<Option<(usize, usize)>> {
+    memory_of(device).map_err(|message| Error::Config {
+        what: "device".into(),
+        key: "memory".into(),
+        message,
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn memory_of(device: &Device) -> std::result::Result<Option<(usize, usize)>, String> {
+    match device {
+        Device::Cuda(cuda) => {
+            cuda.cuda_stream().context().mem_get_info().map(Some).map_err(|source| source.to_string())
+        }
+        _ => Ok(None),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn memory_of(_: &Device) -> std::result::Result<Option<(usize, usize)>, String> {
+    Ok(None)
+}
+
 /// One candle device per ordinal: a target and its drafter must share theirs.
 #[cfg(feature = "cuda")]
 fn cuda(ordinal: usize) -> std::result::Result<Device, String> {

@@ -36,6 +36,7 @@ pub mod loader;
 pub mod model;
 pub mod pool;
 pub mod sampling;
+pub mod sizes;
 pub mod target;
 pub mod threads;
 pub mod tokenizer;

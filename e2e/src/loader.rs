@@ -123,16 +123,47 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
 }
 
+/// A loaded pair without words: what random weights need, whose directory may hold nothing but `config.json`.
+pub struct Pair {
+    /// Name of the model.
+    pub name: String,
+    /// The target.
+    pub target: Qwen35,
+    /// The drafter, if any.
+    pub drafter: Option<DFlash>,
+    /// The target's tokenizer, where its files are there.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+}
+
 /// Loads a pair.
 ///
 /// # Errors
 /// Whatever is wrong first, naming file and key or tensor; [`Error::Hub`] says what to do without a network.
 pub fn load(options: &LoadOptions) -> Result<Loaded> {
     let files = resolve(&options.target, options.offline)?;
-    let mut target = load_target(&files, options)?;
+    let Pair { name, target, drafter, .. } = load_models(&files, options)?;
     let tokenizer = load_tokenizer(&files, target.config())?;
-    let drafter: Option<Box<dyn Drafter>> = match resolve_drafter(options)? {
-        Some(files) => Some(Box::new(load_drafter(&files, &mut target, options)?)),
+    let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
+    Ok(Loaded { name, target: Box::new(target), drafter, tokenizer: Arc::new(tokenizer) })
+}
+
+/// Loads a pair, and its tokenizer when the target's files have one.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn load_pair(options: &LoadOptions) -> Result<Pair> {
+    let files = resolve(&options.target, options.offline)?;
+    let mut pair = load_models(&files, options)?;
+    if files.read("tokenizer.json")?.is_some() {
+        pair.tokenizer = Some(Arc::new(load_tokenizer(&files, pair.target.config())?));
+    }
+    Ok(pair)
+}
+
+fn load_models(files: &ModelFiles, options: &LoadOptions) -> Result<Pair> {
+    let mut target = load_target(files, options)?;
+    let drafter = match resolve_drafter(options)? {
+        Some(files) => Some(load_drafter(&files, &mut target, options)?),
         None => None,
     };
     let name = match &options.target {
@@ -141,7 +172,7 @@ pub fn load(options: &LoadOptions) -> Result<Loaded> {
         ModelSource::Hub(repo) => repo.clone(),
     };
     tracing::info!(model = name, slots = options.slots, context_len = target.context_len(), "model loaded");
-    Ok(Loaded { name, target: Box::new(target), drafter, tokenizer: Arc::new(tokenizer) })
+    Ok(Pair { name, target, drafter, tokenizer: None })
 }
 
 /// The files of a source; asks the hub when it has to.

@@ -26,6 +26,7 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use candle_core::Tensor;
 use canopy_kernels::DraftTree;
 
 use crate::constrain::Grammars;
@@ -33,6 +34,7 @@ use crate::draft::Drafter;
 use crate::target::Target;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+pub use accept::SyntheticAcceptance;
 pub use auto::CostCurve;
 use auto::Tuner;
 pub use event::{
@@ -47,7 +49,7 @@ use scheduler::Waiting;
 pub use stats::{CacheStats, EngineStats, StageTimes, StreamStats};
 pub use stop::StopMatcher;
 use stream::Stream;
-pub use text::{TextDecoder, TokenText};
+pub use text::{TextDecoder, TokenIds, TokenText};
 
 /// Limits of an engine.
 #[derive(Clone, Debug)]
@@ -67,6 +69,10 @@ pub struct EngineConfig {
     pub cache_bytes: usize,
     /// Prefixes of whole multiples of this many tokens are saved, besides prompt ends; at least 1.
     pub cache_page: usize,
+    /// A stated model says which drafted nodes are accepted, for timing a pair of random weights. Texts then mean nothing.
+    pub synthetic: Option<SyntheticAcceptance>,
+    /// Wait for the device after every stage, so that each stage's seconds are its own. Slows rounds down.
+    pub settle_stages: bool,
 }
 
 impl Default for EngineConfig {
@@ -79,6 +85,8 @@ impl Default for EngineConfig {
             calibrate: true,
             cache_bytes: 0,
             cache_page: 256,
+            synthetic: None,
+            settle_stages: false,
         }
     }
 }
@@ -233,6 +241,24 @@ impl Engine {
             failed_rounds,
             non_finite,
             cache: self.prefixes.stats(),
+        }
+    }
+
+    /// Sets [`EngineConfig::settle_stages`] from the next round on.
+    pub fn settle_stages(&mut self, settle: bool) {
+        self.config.settle_stages = settle;
+    }
+
+    /// Sets [`EngineConfig::cache_bytes`]; nothing is dropped before the next prefix is saved.
+    pub fn set_cache_bytes(&mut self, bytes: usize) {
+        self.prefixes.set_budget(bytes);
+    }
+
+    /// Waits for the device of what a stage has left, when stages are to be told apart.
+    fn settle(&self, left: Option<&Tensor>) -> Result<()> {
+        match left.filter(|_| self.config.settle_stages) {
+            Some(left) => Ok(left.device().synchronize()?),
+            None => Ok(()),
         }
     }
 

@@ -173,7 +173,8 @@ impl Engine {
         let mut candidates = Vec::with_capacity(auto.len());
         for (index, stream) in streams.iter_mut().enumerate() {
             let Some(draft) = wanted.next_if(|draft| draft.index == index) else { continue };
-            let depth = stream.left().saturating_sub(1);
+            // What a stated model accepts says nothing about a stream's own text.
+            let depth = if self.config.synthetic.is_some() { 0 } else { stream.left().saturating_sub(1) };
             candidates.push(Candidate {
                 tuning: &stream.tuning,
                 history: &mut stream.history,
@@ -230,6 +231,7 @@ impl Engine {
                 (rows, false) => drafter.draft_rows(&requests, rows)?,
             });
         }
+        self.settle(logits.first())?;
         drop(span);
         times.draft += started.elapsed().as_secs_f64();
         let building = Instant::now();
@@ -264,7 +266,10 @@ impl Engine {
                 _ => draft.budget,
             };
             let options = BuildOptions { budget, top_k };
-            let marginals = Marginals::from_tensor(logits, options)?;
+            let mut marginals = Marginals::from_tensor(logits, options)?;
+            if let Some(model) = &self.config.synthetic {
+                marginals = model.marginals(&marginals);
+            }
             let (mut tree, mut nodes) = match draft.mode {
                 Mode::Chain => (chain_from(&marginals, draft.root, options)?, Vec::new()),
                 Mode::Ar | Mode::Tree => (ddtree_from(&marginals, draft.root, options)?, Vec::new()),

@@ -51,6 +51,11 @@ impl PrefixCache {
         Self { page, entries: HashMap::new(), lengths: BTreeMap::new(), clock: 0, stats }
     }
 
+    /// Sets how many bytes the saved prefixes may take.
+    pub fn set_budget(&mut self, budget: usize) {
+        self.stats.budget = budget;
+    }
+
     pub fn stats(&self) -> CacheStats {
         self.stats
     }

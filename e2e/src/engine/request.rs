@@ -132,6 +132,15 @@ impl GenerateRequest {
             save_at: None,
         }
     }
+
+    /// True when something changes the target's rows before a token is drawn.
+    pub(super) fn changes_rows(&self) -> bool {
+        !self.penalties.is_off()
+            || !self.logit_bias.is_empty()
+            || self.constraint != Constraint::None
+            || self.reasoning.is_some()
+            || self.min_tokens > 0
+    }
 }
 
 /// What requests are checked against.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 
-use super::accept::{Accepted, Failure, walk};
+use super::accept::{Accepted, Failure, Judge, walk};
 use super::auto::Tuner;
 use super::choose::Fault;
 use super::plan::{Plan, Rows, Source, Work};
@@ -43,6 +43,7 @@ impl Engine {
         let span = tracing::debug_span!("verify").entered();
         let streams = plan.work.iter().map(|work| work.verify(&self.running[work.index]));
         let verified = self.target.verify(&streams.collect::<crate::Result<Vec<_>>>()?)?;
+        self.settle(verified.logits.as_ref())?;
         drop(span);
         times.verify = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
@@ -55,6 +56,7 @@ impl Engine {
         let paths: Vec<Vec<usize>> = outcomes.iter().map(|outcome| outcome.path.clone()).collect();
         self.target.commit(&paths)?;
         self.keep_features(&plan.work, &verified, &paths)?;
+        self.settle(verified.logits.as_ref())?;
         for (work, outcome) in plan.work.iter().zip(&outcomes) {
             if let (Rows::Prompt(count), None) = (&work.rows, &outcome.failed) {
                 self.save_prefix(work.index, self.running[work.index].prefilled + count)?;
@@ -96,12 +98,13 @@ impl Engine {
         let stream = &mut self.running[work.index];
         let rows = if stream.only_best() { rows.best() } else { rows };
         let start = stream.start();
+        let judge = Judge::new(self.config.synthetic.as_ref(), stream.picker.sampling.seed);
         Ok(match &work.rows {
             Rows::Prompt(count) => match accept_prompt(stream, *count, rows)? {
                 Err(failure) => Outcome::failed(failure),
                 Ok(emission) => Outcome { path: (0..*count).collect(), walked: None, emission, failed: None },
             },
-            Rows::Tree { tree, .. } => match walk(tree, rows, start, &mut stream.picker)? {
+            Rows::Tree { tree, .. } => match walk(tree, rows, start, &mut stream.picker, judge)? {
                 Err(failure) => Outcome::failed(failure),
                 Ok(Accepted { path, tokens }) => {
                     let walked = tokens.last().map(|bonus| (path.clone(), bonus.id));

@@ -31,6 +31,11 @@ impl Engine {
     /// queue is full.
     pub fn submit(&mut self, request: GenerateRequest) -> Result<StreamId> {
         self.limits.check(&request)?;
+        if self.config.synthetic.is_some() && request.changes_rows() {
+            let expected =
+                "no penalties, bias, constraint, reasoning or min_tokens with synthetic acceptance";
+            return Err(refuse("request", expected, "some"));
+        }
         let grammar = self.grammar(&request)?;
         if self.waiting.len() >= self.config.max_waiting + self.free.len() {
             return Err(Error::Full { running: self.running.len(), waiting: self.waiting.len() });

@@ -48,3 +48,27 @@ impl TokenText for Tokenizer {
         Some(Tokenizer::token_bytes(self))
     }
 }
+
+/// A vocabulary without words: token ids as numbers, a space before each. No token ends a text.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenIds;
+
+impl TokenText for TokenIds {
+    fn stop_tokens(&self) -> &[u32] {
+        &[]
+    }
+
+    fn decoder(self: Arc<Self>) -> Box<dyn TextDecoder> {
+        Box::new(Self)
+    }
+}
+
+impl TextDecoder for TokenIds {
+    fn push(&mut self, token: u32) -> String {
+        format!(" {token}")
+    }
+
+    fn finish(&mut self) -> String {
+        String::new()
+    }
+}

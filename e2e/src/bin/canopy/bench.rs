@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::engine_args::{EngineArgs, Ready, SamplingArgs};
 use crate::generate::stages_json;
+use crate::matrix::{self, MatrixArgs};
 use crate::record;
 
 const PROMPTS: &str = include_str!("../../../models/canopy-tiny/prompts.json");
@@ -31,20 +32,25 @@ Examples:
   canopy bench
   canopy bench --kinds fixed --limit 19 --repeats 5
   canopy bench --modes ar,tree --budget 31 --temperature 1 --json run.jsonl
-  canopy bench --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash --prompts my-prompts.json";
+  canopy bench --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash --prompts my-prompts.json
+  canopy bench --prompt-tokens 64,256 --batch 1,2,4 --max-tokens 64
+  canopy bench --model e2e/models/qwen3.5-9b --drafter e2e/models/qwen3.5-9b/drafter --random-weights 1 --device cuda \\
+      --prompt-tokens 128,2048 --batch 1,2,4,8,16 --synthetic-acceptance 6.5 --json matrix.jsonl";
 
 /// Compares the decoding modes over the same prompts
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLE)]
 pub struct Args {
     #[command(flatten)]
-    engine: EngineArgs,
+    pub engine: EngineArgs,
     /// Modes to compare
     #[arg(long, value_delimiter = ',', default_value = "ar,chain,tree,auto")]
-    modes: Vec<Mode>,
+    pub modes: Vec<Mode>,
     /// Most drafted nodes a round in tree mode
     #[arg(long, value_name = "NODES")]
-    budget: Option<usize>,
+    pub budget: Option<usize>,
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
     /// A JSON file of prompts instead of the embedded ones
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
@@ -56,15 +62,15 @@ pub struct Args {
     limit: NonZeroUsize,
     /// Most tokens per prompt
     #[arg(long, default_value_t = 128, value_name = "TOKENS")]
-    max_tokens: usize,
+    pub max_tokens: usize,
     /// Runs of each prompt in each mode
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
-    repeats: u16,
+    pub repeats: u16,
     #[command(flatten)]
-    sampling: SamplingArgs,
+    pub sampling: SamplingArgs,
     /// Appends one JSON line per kind and mode
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub json: Option<PathBuf>,
 }
 
 #[derive(serde::Deserialize)]
@@ -119,13 +125,17 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 fn bench(args: &Args) -> Result<()> {
+    if !args.matrix.prompt_tokens.is_empty() {
+        return matrix::run(args);
+    }
+    ensure!(!args.matrix.synthetic.is_set(), "--synthetic-acceptance: expected with --prompt-tokens alone");
     let prompts = prompts(args)?;
     // A file that cannot be written should not cost a whole run.
     if let Some(path) = &args.json {
         let opened = record::open(path);
         opened.with_context(|| format!("--json {}", path.display()))?;
     }
-    let mut ready = args.engine.load()?;
+    let mut ready = args.engine.load(&args.matrix.synthetic)?;
     let mut rows = Vec::new();
     for kind in &args.kinds {
         let texts: Vec<&str> = prompts.iter().filter(|p| &p.kind == kind).map(|p| p.text.as_str()).collect();
@@ -157,7 +167,7 @@ fn measure(args: &Args, ready: &mut Ready, kind: &str, texts: &[&str]) -> Result
         args.modes.iter().map(|_| texts.iter().map(|_| Runs::default()).collect()).collect();
     for repeat in 0..usize::from(args.repeats) {
         for (prompt, text) in texts.iter().enumerate() {
-            let ids = ready.tokenizer.encode(text)?;
+            let ids = ready.encode(text)?;
             for step in 0..args.modes.len() {
                 // Whoever comes first after a change of prompt pays for cold caches: that goes around.
                 let index = (step + repeat) % args.modes.len();
@@ -196,7 +206,7 @@ fn widest_tie(args: &Args, ready: &mut Ready, texts: &[&str], base: &[Runs], run
             sampling: args.sampling.sampling(),
             speculation: Speculation { mode: Mode::Ar, budget: None },
             logprobs: Some(2),
-            ..GenerateRequest::new(ready.tokenizer.encode(text)?, args.max_tokens)
+            ..GenerateRequest::new(ready.encode(text)?, args.max_tokens)
         };
         let got = ready.engine.run(request)?;
         if let Some([(_, best), (_, second), ..]) = got.tokens.get(at).map(|token| token.top.as_slice()) {
@@ -328,7 +338,7 @@ fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     quantile(&values, 0.5)
 }

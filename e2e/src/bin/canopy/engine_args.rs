@@ -3,12 +3,17 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use anyhow::Result;
-use canopy_e2e::engine::{Engine, EngineConfig, Sampling};
-use canopy_e2e::loader::{LoadOptions, ModelSource, RowPrecision, WeightDtype, load};
+use anyhow::{Context, Result};
+use candle_core::Device;
+use canopy_e2e::draft::Drafter;
+use canopy_e2e::engine::{Engine, EngineConfig, Sampling, TokenIds, TokenText};
+use canopy_e2e::loader::{LoadOptions, ModelSource, Pair, RowPrecision, WeightDtype, load_pair};
+use canopy_e2e::sizes::Sizes;
 use canopy_e2e::threads;
 use canopy_e2e::tokenizer::Tokenizer;
 use clap::ValueEnum;
+
+use crate::synthetic::SyntheticArgs;
 
 /// Which pair to run, and where
 #[derive(clap::Args)]
@@ -75,7 +80,41 @@ impl From<Rows> for RowPrecision {
 pub struct Ready {
     pub name: String,
     pub engine: Engine,
-    pub tokenizer: Arc<Tokenizer>,
+    /// `None` when the model's directory has none: prompts are then token ids.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    pub vocab: usize,
+    pub sizes: Sizes,
+    /// The stated model of acceptance in one line.
+    pub synthetic: Option<String>,
+}
+
+impl Ready {
+    /// Token ids of a text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer()?.encode(text)?)
+    }
+
+    /// The tokenizer, which texts need.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        let message =
+            "--model: expected a directory with tokenizer.json, or --prompt-tokens instead of a text";
+        self.tokenizer.as_deref().context(message)
+    }
+
+    /// Random token ids, the same for the same seed.
+    pub fn random_prompt(&self, tokens: usize, seed: u64) -> Vec<u32> {
+        random_ids(self.vocab, tokens, seed)
+    }
+}
+
+/// Token ids below `vocab` from a seed.
+pub fn random_ids(vocab: usize, tokens: usize, seed: u64) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocab as u64) as u32
+    };
+    (0..tokens).map(|_| next()).collect()
 }
 
 impl EngineArgs {
@@ -104,12 +143,41 @@ impl EngineArgs {
         }
     }
 
-    /// Loads the pair.
-    pub fn load(&self) -> Result<Ready> {
-        let loaded = load(&self.options())?;
-        let tokenizer = loaded.tokenizer;
-        let engine = Engine::new(loaded.target, loaded.drafter, tokenizer.clone(), EngineConfig::default())?;
-        Ok(Ready { name: loaded.name, engine, tokenizer })
+    /// The device, once a model is loaded the one that it is on.
+    pub fn device(&self) -> Result<Device> {
+        Ok(canopy_e2e::device::parse(&self.device)?)
+    }
+
+    /// Loads the pair with one slot.
+    pub fn load(&self, synthetic: &SyntheticArgs) -> Result<Ready> {
+        self.load_with(&self.options(), EngineConfig::default(), synthetic)
+    }
+
+    /// Loads the pair of `options` into an engine.
+    pub fn load_with(
+        &self,
+        options: &LoadOptions,
+        mut config: EngineConfig,
+        synthetic: &SyntheticArgs,
+    ) -> Result<Ready> {
+        let Pair { name, target, drafter, tokenizer } = load_pair(options)?;
+        let kv_bytes = if self.device()?.is_cpu() { 4 } else { 2 };
+        let sizes = Sizes::new(target.config(), drafter.as_ref().map(|drafter| drafter.config()), kv_bytes);
+        let horizon = drafter.as_ref().map(|drafter| drafter.config().horizon());
+        config.synthetic = synthetic.model(horizon)?;
+        let stated = config.synthetic.as_ref().zip(horizon);
+        let stated = stated.map(|(model, horizon)| crate::synthetic::line(model, horizon));
+        if let Some(stated) = &stated {
+            eprintln!("{stated}");
+        }
+        let vocab = target.config().vocab_size;
+        let text: Arc<dyn TokenText> = match &tokenizer {
+            Some(tokenizer) => tokenizer.clone(),
+            None => Arc::new(TokenIds),
+        };
+        let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
+        let engine = Engine::with_text(Box::new(target), drafter, text, config)?;
+        Ok(Ready { name, engine, tokenizer, vocab, sizes, synthetic: stated })
     }
 }
 

@@ -10,6 +10,7 @@ use canopy_e2e::tokenizer::ChatMessage;
 use serde_json::{Value, json};
 
 use crate::engine_args::{EngineArgs, Ready, SamplingArgs};
+use crate::synthetic::SyntheticArgs;
 
 const EXAMPLE: &str = "\
 The text goes to stdout, the line of statistics to stderr. Every mode gives the same text; they differ in speed.
@@ -19,14 +20,20 @@ Examples:
   canopy generate --chat --max-tokens 200 \"Write a function that reverses a list.\"
   canopy generate --mode tree --budget 31 --temperature 0.8 --top-p 0.95 --seed 7 \"import os\"
   canopy generate --stop \"\\n\\n\" --json \"def add(a, b):\" | jq .stats
-  canopy generate --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash \"Once upon a time\"";
+  canopy generate --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash \"Once upon a time\"
+  canopy generate --model e2e/models/qwen3.5-9b --drafter e2e/models/qwen3.5-9b/drafter --random-weights 1 \\
+      --device cuda --prompt-tokens 128 --synthetic-acceptance 6.5 --mode tree";
 
 /// Continues a prompt
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLE)]
 pub struct Args {
     /// The text to continue
-    prompt: String,
+    #[arg(required_unless_present = "prompt_tokens")]
+    prompt: Option<String>,
+    /// Continues this many random token ids instead of a text, past every stop token
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["prompt", "chat", "system"])]
+    prompt_tokens: Option<usize>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Wraps the prompt in the model's chat template
@@ -46,6 +53,8 @@ pub struct Args {
     budget: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    synthetic: SyntheticArgs,
     /// Ends the text before this string; \n and \t are understood; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -68,7 +77,7 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 fn generate(args: &Args) -> Result<()> {
-    let mut ready = args.engine.load()?;
+    let mut ready = args.engine.load(&args.synthetic)?;
     let request = request(args, &ready)?;
     if args.json {
         return print_json(args, &mut ready, request);
@@ -86,7 +95,7 @@ fn generate(args: &Args) -> Result<()> {
                 Event::Failed(error) => return Err(error.into()),
                 Event::Done { stats, .. } => {
                     writeln!(out)?;
-                    eprintln!("{}", line(args.mode, &stats));
+                    eprintln!("{}", line(args.mode, &stats, ready.synthetic.as_deref()));
                     return Ok(());
                 }
             }
@@ -94,33 +103,41 @@ fn generate(args: &Args) -> Result<()> {
     }
 }
 
-fn request(args: &Args, ready: &Ready) -> Result<GenerateRequest> {
+fn prompt(args: &Args, ready: &Ready) -> Result<Vec<u32>> {
+    if let Some(tokens) = args.prompt_tokens {
+        return Ok(ready.random_prompt(tokens, args.sampling.seed));
+    }
+    let content = args.prompt.clone().unwrap_or_default();
+    if !args.chat && args.system.is_none() {
+        return ready.encode(&content);
+    }
     let mut messages = Vec::new();
     if let Some(system) = &args.system {
         messages.push(ChatMessage { role: "system".into(), content: system.clone() });
     }
-    messages.push(ChatMessage { role: "user".into(), content: args.prompt.clone() });
-    let text = match args.chat || args.system.is_some() {
-        true => ready.tokenizer.chat_prompt(&messages)?,
-        false => args.prompt.clone(),
-    };
+    messages.push(ChatMessage { role: "user".into(), content });
+    ready.encode(&ready.tokenizer()?.chat_prompt(&messages)?)
+}
+
+fn request(args: &Args, ready: &Ready) -> Result<GenerateRequest> {
     Ok(GenerateRequest {
         stop: args.stop.iter().map(|stop| stop.replace("\\n", "\n").replace("\\t", "\t")).collect(),
-        ignore_eos: args.ignore_eos,
+        ignore_eos: args.ignore_eos || args.prompt_tokens.is_some(),
         sampling: args.sampling.sampling(),
         speculation: Speculation { mode: args.mode, budget: args.budget },
         logprobs: args.logprobs,
         report_rounds: args.rounds,
-        ..GenerateRequest::new(ready.tokenizer.encode(&text)?, args.max_tokens)
+        ..GenerateRequest::new(prompt(args, ready)?, args.max_tokens)
     })
 }
 
 /// The line of statistics.
-fn line(mode: Mode, stats: &StreamStats) -> String {
+fn line(mode: Mode, stats: &StreamStats, synthetic: Option<&str>) -> String {
     let rate = stats.decode_rate();
+    let synthetic = synthetic.map_or(String::new(), |stated| format!("; {stated}"));
     format!(
         "[{mode}: {} tokens after {} of prompt, {rate:.1} tokens/s, first token {:.0} ms, {} rounds, acceptance length \
-         {:.2}, {:.1} drafted nodes a round]",
+         {:.2}, {:.1} drafted nodes a round{synthetic}]",
         stats.completion_tokens,
         stats.prompt_tokens,
         stats.first_token * 1e3,
@@ -152,6 +169,7 @@ fn print_json(args: &Args, ready: &mut Ready, request: GenerateRequest) -> Resul
         "finish_reason": reason,
         "tokens": tokens.collect::<Vec<_>>(),
         "stats": stats_json(&got.stats),
+        "synthetic": ready.synthetic,
     });
     if args.rounds {
         object["rounds"] = got.rounds.iter().map(round_json).collect();

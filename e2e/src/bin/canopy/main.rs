@@ -9,9 +9,11 @@ mod draft;
 mod engine_args;
 mod generate;
 mod logits;
+mod matrix;
 mod pair;
 mod record;
 mod rounds;
+mod synthetic;
 mod tree;
 
 const HELP: &str = "\

@@ -43,6 +43,13 @@ pub fn commit() -> (Value, Value) {
     (json!(git(&["rev-parse", "--short=12", "HEAD"])), json!(dirty))
 }
 
+/// Bytes of this process in memory, where the system tells.
+pub fn resident_bytes() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(1024 * line.split_whitespace().next()?.parse::<usize>().ok()?)
+}
+
 /// The command line as typed, the program by its name alone.
 pub fn command() -> String {
     let rest = std::env::args().skip(1).map(|argument| match argument.contains(char::is_whitespace) {

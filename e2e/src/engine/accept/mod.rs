@@ -1,5 +1,9 @@
 //! The accept walk: from the root down along the tokens that the target itself picks.
 
+mod synthetic;
+
+pub use synthetic::SyntheticAcceptance;
+
 use super::choose::{Fault, Rules};
 use super::target_rows::{TargetRow, TargetRows};
 use super::{EmittedToken, TokenOrigin};
@@ -65,9 +69,34 @@ impl Picker {
     }
 }
 
+/// Who says which child of a node carries the target's token.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Judge<'a> {
+    /// The target.
+    Target,
+    /// A stated model, for the stream of this number.
+    Synthetic(&'a SyntheticAcceptance, u64),
+}
+
+impl<'a> Judge<'a> {
+    /// The judge of an engine's configuration, for the stream of this number.
+    pub fn new(synthetic: Option<&'a SyntheticAcceptance>, stream: u64) -> Self {
+        synthetic.map_or(Self::Target, |model| Self::Synthetic(model, stream))
+    }
+
+    /// The child of the end of `path` to which the walk goes on, at `position`, when the target picks `token` there.
+    fn next(self, tree: &CandidateTree, path: &[usize], position: usize, token: u32) -> Option<usize> {
+        match self {
+            Self::Target => tree.child(*path.last()?, token),
+            Self::Synthetic(model, stream) => model.next(stream, tree, path, position),
+        }
+    }
+}
+
 /// Walks `tree`, whose root is at position `start`: every visited node's token is picked from the target's row
 /// after it, and the walk goes on to the child that carries it. Each emitted token is thereby the
-/// target's own pick in its exact context, whatever the tree: the text is that of decoding without one.
+/// target's own pick in its exact context, whatever the tree: the text is that of decoding without one. With
+/// [`Judge::Synthetic`] the rows are read all the same, the model says where the walk goes on, and the child's token counts.
 ///
 /// The inner error is the first visited node from whose row nothing can be picked. Rows off the path are not looked at.
 ///
@@ -78,20 +107,21 @@ pub(super) fn walk(
     rows: TargetRows<'_>,
     start: usize,
     picker: &mut Picker,
+    judge: Judge<'_>,
 ) -> crate::Result<Result<Accepted, Failure>> {
     let mut accepted = Accepted { path: Vec::new(), tokens: Vec::new() };
     let mut next = Some(0);
     while let Some(node) = next {
-        let depth = accepted.path.len();
-        let mut token = match picker.pick(rows.row(node)?, start + depth + 1) {
+        accepted.path.push(node);
+        let position = start + accepted.path.len();
+        let mut token = match picker.pick(rows.row(node)?, position) {
             Ok(token) => token,
             Err(failure) => return Ok(Err(failure)),
         };
-        next = tree.child(node, token.id);
-        if next.is_some() {
-            token.origin = TokenOrigin::Drafted;
+        next = judge.next(tree, &accepted.path, position, token.id);
+        if let Some(child) = next {
+            (token.id, token.origin) = (tree.tokens()[child], TokenOrigin::Drafted);
         }
-        accepted.path.push(node);
         accepted.tokens.push(token);
     }
     Ok(Ok(accepted))
@@ -127,8 +157,9 @@ mod tests {
         let below = tree.child(second, 0).unwrap();
         let mut picks = vec![1usize; tree.tokens().len()];
         (picks[0], picks[second], picks[below]) = (2, 0, 2);
-        let accepted =
-            walk(&tree, TargetRows::Logits(&logits(&picks), 3), 10, &mut greedy()).unwrap().unwrap();
+        let accepted = walk(&tree, TargetRows::Logits(&logits(&picks), 3), 10, &mut greedy(), Judge::Target)
+            .unwrap()
+            .unwrap();
         assert_eq!(accepted.path, [0, second, below]);
         let tokens: Vec<_> = accepted.tokens.iter().map(|t| (t.id, t.origin)).collect();
         let (drafted, bonus) = (TokenOrigin::Drafted, TokenOrigin::Bonus);
@@ -142,12 +173,16 @@ mod tests {
         let second = tree.child(0, 2).unwrap();
         let mut rows = logits(&vec![1; tree.tokens().len()]);
         rows[second * 3] = f32::NAN;
-        let accepted = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap().unwrap();
+        let accepted =
+            walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy(), Judge::Target).unwrap().unwrap();
         assert!(!accepted.path.contains(&second));
         let first = tree.child(0, 1).unwrap();
         rows[first * 3 + 2] = f32::INFINITY;
         let failure = Failure { position: 11, fault: Fault::NonFinite };
-        assert_eq!(walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap(), Err(failure));
+        assert_eq!(
+            walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy(), Judge::Target).unwrap(),
+            Err(failure)
+        );
     }
 
     #[test]
@@ -166,12 +201,13 @@ mod tests {
             let apart = TargetRows::apart(&all, &best);
             let mut picker = Picker { logprobs: None, ..greedy() };
             assert!(picker.only_best() && !greedy().only_best());
-            let want = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut picker).unwrap();
+            let want = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut picker, Judge::Target).unwrap();
             assert_eq!(want.is_err(), bad.is_some());
-            assert_eq!(walk(&tree, apart.best(), 10, &mut picker).unwrap(), want);
-            assert_eq!(walk(&tree, apart, 10, &mut picker).unwrap(), want);
-            let with_logprobs = walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy()).unwrap();
-            assert_eq!(walk(&tree, apart, 10, &mut greedy()).unwrap(), with_logprobs);
+            assert_eq!(walk(&tree, apart.best(), 10, &mut picker, Judge::Target).unwrap(), want);
+            assert_eq!(walk(&tree, apart, 10, &mut picker, Judge::Target).unwrap(), want);
+            let with_logprobs =
+                walk(&tree, TargetRows::Logits(&rows, 3), 10, &mut greedy(), Judge::Target).unwrap();
+            assert_eq!(walk(&tree, apart, 10, &mut greedy(), Judge::Target).unwrap(), with_logprobs);
         }
     }
 }

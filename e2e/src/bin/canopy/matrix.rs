@@ -1,0 +1,346 @@
+//! `canopy bench --prompt-tokens`: modes by number of streams and length of context, on random token ids.
+//!
+//! A cell is one context and one number of streams. Its first run in every mode reads the prompts and warms everything up;
+//! the measured ones start from saved prefixes, so that all streams decode from one round to the next. Tokens are counted
+//! from the round in which the last stream has its first token to the one in which the first stream ends. Every repeat runs
+//! every mode. Stage times come from one more run, in which every stage waits for the device.
+
+use std::collections::HashSet;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use canopy_e2e::device;
+use canopy_e2e::engine::{
+    EngineConfig, Event, GenerateRequest, Mode, Sampling, Speculation, StageTimes, StreamStats,
+};
+use canopy_e2e::loader::LoadOptions;
+use serde_json::{Value, json};
+
+use crate::bench::{Args, median};
+use crate::engine_args::Ready;
+use crate::generate::stages_json;
+use crate::record;
+use crate::synthetic::SyntheticArgs;
+
+/// Random prompts instead of texts, by length and number of streams
+#[derive(clap::Args)]
+pub struct MatrixArgs {
+    /// Runs prompts of these many random token ids instead of texts
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
+    pub prompt_tokens: Vec<NonZeroUsize>,
+    /// With --prompt-tokens: streams that decode at once
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "STREAMS")]
+    pub batch: Vec<NonZeroUsize>,
+    /// With --prompt-tokens: prompt tokens of a round
+    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
+    pub prefill_chunk: usize,
+    /// With --prompt-tokens: no run for stage times
+    #[arg(long)]
+    pub no_stages: bool,
+    #[command(flatten)]
+    pub synthetic: SyntheticArgs,
+}
+
+/// Bytes of saved prefixes where the device does not say what it has.
+const CACHE: usize = 256 << 20;
+
+/// One run of all streams of a cell.
+struct Run {
+    /// Tokens of all streams within the window, its rounds and its seconds.
+    tokens: usize,
+    rounds: usize,
+    seconds: f64,
+    stats: Vec<StreamStats>,
+}
+
+impl Run {
+    fn rate(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+}
+
+/// One mode of a cell.
+struct Row {
+    mode: Mode,
+    batch: usize,
+    context: usize,
+    runs: Vec<Run>,
+    /// Seconds to the last stream's first token, prompts read in full.
+    first_token: Option<f64>,
+    /// Seconds a round by stage.
+    stages: Option<StageTimes>,
+}
+
+/// Bytes of memory: the device's in use, else this process's.
+fn used(args: &Args) -> Result<Option<usize>> {
+    Ok(match device::memory(&args.engine.device()?)? {
+        Some((free, total)) => Some(total - free),
+        None => record::resident_bytes(),
+    })
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let matrix = &args.matrix;
+    let (slots, longest) = (largest(&matrix.batch), largest(&matrix.prompt_tokens));
+    let context_len = args.engine.context.unwrap_or(longest + args.max_tokens);
+    let options = LoadOptions { slots, context_len: Some(context_len), ..args.engine.options() };
+    let (before, clock) = (used(args)?, Instant::now());
+    let config = EngineConfig {
+        prefill_chunk: matrix.prefill_chunk,
+        cache_bytes: CACHE,
+        cache_page: usize::MAX,
+        ..EngineConfig::default()
+    };
+    let mut ready = args.engine.load_with(&options, config, &matrix.synthetic)?;
+    if let Some((free, _)) = device::memory(&args.engine.device()?)? {
+        ready.engine.set_cache_bytes(free / 2);
+    }
+    let after = used(args)?;
+    let (sizes, mib) = (ready.sizes, |bytes: usize| bytes as f64 / f64::from(1 << 20));
+    let taken = after.zip(before).map_or(0, |(after, before)| after.saturating_sub(before));
+    println!(
+        "loaded in {:.1} s: {:.0} MiB taken; weights {:.0} MiB, a slot of {context_len} tokens {:.1} MiB, 1,000 tokens {:.2} MiB",
+        clock.elapsed().as_secs_f64(),
+        mib(taken),
+        mib(sizes.weights()),
+        mib(sizes.slot(context_len)),
+        mib(1000 * sizes.token()),
+    );
+    println!("{}", Row::HEAD);
+    for &context in &matrix.prompt_tokens {
+        for &batch in &matrix.batch {
+            let rows = cell(args, &mut ready, context.get(), batch.get())?;
+            let base = rows.iter().find(|row| row.mode == Mode::Ar).map(Row::rate);
+            let peak = used(args)?.zip(before).map(|(now, before)| now.saturating_sub(before));
+            for row in &rows {
+                println!("{}", row.line(base));
+                if let Some(path) = &args.json {
+                    let mut line = row.json(args, &ready, base);
+                    line["slots"] = json!(slots);
+                    line["context_len"] = json!(context_len);
+                    line["memory_bytes"] = json!({
+                        "loaded": taken,
+                        "now": peak,
+                        "saved_prefixes": ready.engine.stats().cache.bytes,
+                    });
+                    let written = record::open(path).and_then(|mut file| writeln!(file, "{line}"));
+                    written.with_context(|| path.display().to_string())?;
+                }
+            }
+        }
+    }
+    if let Some(stated) = &ready.synthetic {
+        println!("{stated}");
+    }
+    Ok(())
+}
+
+fn largest(sizes: &[NonZeroUsize]) -> usize {
+    sizes.iter().map(|size| size.get()).max().unwrap_or(1)
+}
+
+fn cell(args: &Args, ready: &mut Ready, context: usize, batch: usize) -> Result<Vec<Row>> {
+    let seed = |stream: usize| args.sampling.seed + (stream + 1000 * batch + 100_000 * context) as u64;
+    let prompts: Vec<Vec<u32>> =
+        (0..batch).map(|stream| ready.random_prompt(context, seed(stream))).collect();
+    let new = |&mode| Row { mode, batch, context, runs: Vec::new(), first_token: None, stages: None };
+    let mut rows: Vec<Row> = args.modes.iter().map(new).collect();
+    let repeats = usize::from(args.repeats);
+    for repeat in 0..=repeats + usize::from(!args.matrix.no_stages) {
+        ready.engine.settle_stages(repeat > repeats);
+        for row in &mut rows {
+            let request = |stream: usize| GenerateRequest {
+                ignore_eos: true,
+                sampling: Sampling { seed: seed(stream), ..args.sampling.sampling() },
+                speculation: Speculation {
+                    mode: row.mode,
+                    budget: args.budget.filter(|_| row.mode == Mode::Tree),
+                },
+                ..GenerateRequest::new(prompts[stream].clone(), args.max_tokens)
+            };
+            let run = decode(ready, (0..batch).map(request).collect())?;
+            match repeat {
+                0 if run.stats.iter().all(|stats| stats.cached_tokens == 0) => {
+                    row.first_token = run.stats.iter().map(|stats| stats.first_token).reduce(f64::max);
+                }
+                0 => {}
+                _ if repeat > repeats => row.stages = Some(stages(&run.stats)),
+                _ => row.runs.push(run),
+            }
+        }
+    }
+    ready.engine.settle_stages(false);
+    let whole = |row: &Row| row.runs.iter().all(|run| run.rounds > 0);
+    ensure!(
+        rows.iter().all(whole),
+        "--max-tokens: expected enough for all streams to decode at once, got {}",
+        args.max_tokens
+    );
+    Ok(rows)
+}
+
+/// Runs requests until the first one ends; the others are cancelled.
+fn decode(ready: &mut Ready, requests: Vec<GenerateRequest>) -> Result<Run> {
+    let mut open = HashSet::new();
+    for request in requests {
+        open.insert(ready.engine.submit(request)?);
+    }
+    let (count, mut started) = (open.len(), HashSet::new());
+    let mut run = Run { tokens: 0, rounds: 0, seconds: 0.0, stats: Vec::new() };
+    let mut clock: Option<Instant> = None;
+    while !open.is_empty() {
+        let events = ready.engine.step()?;
+        run.rounds += usize::from(clock.is_some());
+        for (stream, event) in events {
+            match event {
+                Event::Text { tokens, .. } => {
+                    started.insert(stream);
+                    run.tokens += if clock.is_some() { tokens.len() } else { 0 };
+                }
+                Event::Done { stats, .. } => {
+                    open.remove(&stream);
+                    run.stats.push(stats);
+                }
+                Event::Failed(error) => return Err(error.into()),
+                Event::Prompt(_) | Event::Round(_) => {}
+            }
+        }
+        if !run.stats.is_empty() {
+            if let Some(clock) = clock.take() {
+                run.seconds = clock.elapsed().as_secs_f64();
+            }
+            open.iter().for_each(|&stream| ready.engine.cancel(stream));
+        } else if clock.is_none() && started.len() == count {
+            clock = Some(Instant::now());
+        }
+    }
+    Ok(run)
+}
+
+/// Seconds a round by stage, over all streams.
+fn stages(stats: &[StreamStats]) -> StageTimes {
+    let (mut sum, mut rounds) = (StageTimes::default(), 0);
+    for stats in stats {
+        sum += stats.stages;
+        rounds += stats.rounds;
+    }
+    let each = 1.0 / rounds.max(1) as f64;
+    StageTimes {
+        prefill: 0.0,
+        draft: sum.draft * each,
+        build: sum.build * each,
+        verify: sum.verify * each,
+        accept: sum.accept * each,
+        commit: sum.commit * each,
+    }
+}
+
+impl Row {
+    const HEAD: &str = "context streams mode    tokens/s  per stream   x ar accept  nodes plain %  ms a round | draft  build verify accept commit | first token ms";
+
+    fn rate(&self) -> f64 {
+        median(self.runs.iter().map(Run::rate).collect())
+    }
+
+    fn round_ms(&self) -> f64 {
+        median(self.runs.iter().map(|run| 1e3 * run.seconds / run.rounds as f64).collect())
+    }
+
+    fn sum(&self, count: impl Fn(&StreamStats) -> usize) -> f64 {
+        self.runs.iter().flat_map(|run| &run.stats).map(count).sum::<usize>() as f64
+    }
+
+    fn rounds(&self) -> f64 {
+        self.sum(|stats| stats.rounds).max(1.0)
+    }
+
+    fn acceptance_length(&self) -> f64 {
+        self.sum(|stats| stats.committed) / self.rounds()
+    }
+
+    fn mean_budget(&self) -> f64 {
+        (self.sum(|stats| stats.nodes) - self.rounds()) / self.rounds()
+    }
+
+    /// Share of the rounds in which nothing was drafted.
+    fn plain(&self) -> f64 {
+        self.sum(|stats| stats.budgets.get(&0).copied().unwrap_or(0)) / self.rounds()
+    }
+
+    fn line(&self, base: Option<f64>) -> String {
+        let ratio = base.map_or("-".into(), |base| format!("{:.2}", self.rate() / base));
+        let stages = self.stages.map_or("no run".into(), |s| {
+            let stages = [s.draft, s.build, s.verify, s.accept, s.commit];
+            stages.map(|seconds| format!("{:6.3}", 1e3 * seconds)).join(" ")
+        });
+        format!(
+            "{:7} {:7} {:<6} {:9.1} {:11.1} {ratio:>6} {:6.2} {:6.1} {:7.0} {:11.3} | {stages} | {}",
+            self.context,
+            self.batch,
+            self.mode.name(),
+            self.rate(),
+            self.rate() / self.batch as f64,
+            self.acceptance_length(),
+            self.mean_budget(),
+            1e2 * self.plain(),
+            self.round_ms(),
+            self.first_token.map_or("from a saved prefix".into(), |seconds| format!("{:.1}", 1e3 * seconds)),
+        )
+    }
+
+    /// Rounds by drafted nodes, all runs together.
+    fn budgets(&self) -> Value {
+        let mut all = std::collections::BTreeMap::<usize, usize>::new();
+        for (&budget, &rounds) in self.runs.iter().flat_map(|run| &run.stats).flat_map(|stats| &stats.budgets)
+        {
+            *all.entry(budget).or_default() += rounds;
+        }
+        let all: serde_json::Map<String, Value> =
+            all.into_iter().map(|(budget, rounds)| (budget.to_string(), json!(rounds))).collect();
+        all.into()
+    }
+
+    fn json(&self, args: &Args, ready: &Ready, base: Option<f64>) -> Value {
+        let (commit, dirty) = record::commit();
+        let mut rates: Vec<f64> = self.runs.iter().map(Run::rate).collect();
+        rates.sort_by(f64::total_cmp);
+        let prompt = self.batch * self.context;
+        json!({
+            "schema": 1,
+            "case": "e2e.matrix",
+            "model": ready.name,
+            "random_weights": args.engine.random_weights,
+            "device": args.engine.device,
+            "rows": format!("{:?}", args.engine.rows),
+            "synthetic": args.matrix.synthetic.json(),
+            "synthetic_line": ready.synthetic,
+            "mode": self.mode.name(),
+            "budget": args.budget,
+            "streams": self.batch,
+            "context": self.context,
+            "max_tokens": args.max_tokens,
+            "repeats": self.runs.len(),
+            "tokens_per_s": self.rate(),
+            "tokens_per_s_least": rates.first(),
+            "tokens_per_s_most": rates.last(),
+            "tokens_per_s_stream": self.rate() / self.batch as f64,
+            "ratio_to_ar": base.map(|base| self.rate() / base),
+            "acceptance_length": self.acceptance_length(),
+            "mean_budget": self.mean_budget(),
+            "plain_share": self.plain(),
+            "rounds_by_budget": self.budgets(),
+            "ms_round": self.round_ms(),
+            "stages_ms_round": self.stages.map(|stages| stages_json(&stages, 1e3)),
+            "first_token_ms": self.first_token.map(|seconds| 1e3 * seconds),
+            "prompt_tokens_per_s": self.first_token.map(|seconds| prompt as f64 / seconds),
+            "threads": rayon::current_num_threads(),
+            "machine": record::machine(),
+            "commit": commit,
+            "dirty": dirty,
+            "time": record::unix_time(),
+            "command": record::command(),
+        })
+    }
+}
