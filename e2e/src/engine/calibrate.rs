@@ -15,19 +15,49 @@ use crate::target::{LogitRows, Target, VerifyStream};
 const VERIFY_PER_ROW: f64 = 0.05;
 /// Cost of one more unit of draft load relative to the first.
 const DRAFT_PER_LOAD: f64 = 0.02;
-/// Rows of the timed passes.
-const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64];
-/// Sizes above are timed in the first sweep only.
-const SMALL: usize = 16;
-/// Nothing more is timed once this much time is spent.
-const TIME: Duration = Duration::from_millis(120);
-/// Sweeps over all sizes; the fastest pass of each size counts. What disturbs the machine for a while thereby meets all
-/// sizes, and none of them in every sweep.
-const SWEEPS: usize = 4;
-/// Passes per size of a sweep.
-const PASSES: usize = 2;
 /// Context rows the drafter is timed with.
 const CONTEXT: usize = 8;
+
+/// What is timed, and for how long.
+struct Sizes {
+    /// Rows of the timed passes.
+    rows: &'static [usize],
+    /// Sizes above are timed in the first sweep only.
+    small: usize,
+    /// Sweeps over all sizes; the fastest pass of each size counts. What disturbs the machine for a while thereby meets
+    /// all sizes, and none of them in every sweep.
+    sweeps: usize,
+    /// Passes per size of a sweep.
+    passes: usize,
+    /// Nothing more is timed once this much time is spent.
+    time: Duration,
+    /// Most streams of a timed pass.
+    streams: usize,
+    /// Most rows of a pass in which nodes are drafted.
+    most_rows: usize,
+}
+
+/// The CPU: passes of a millisecond whose every row costs, next to other programs.
+const HOST: Sizes = Sizes {
+    rows: &[1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64],
+    small: 16,
+    sweeps: 4,
+    passes: 2,
+    time: Duration::from_millis(120),
+    streams: 1,
+    most_rows: usize::MAX,
+};
+/// A device: passes of 6 to 30 milliseconds that read the weights once for many rows. The first pass of a size loads its
+/// kernels, the second counts.
+const DEVICE: Sizes = Sizes {
+    rows: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128],
+    small: usize::MAX,
+    sweeps: 3,
+    passes: 2,
+    time: Duration::from_millis(2500),
+    streams: 16,
+    most_rows: 128,
+};
 
 /// A tuner for this pair: measured when `measure`, of unknown scale otherwise. Slot 0 is used and left empty.
 pub(super) fn tuner(
@@ -36,16 +66,28 @@ pub(super) fn tuner(
     measure: bool,
 ) -> Result<Tuner> {
     let block_size = drafter.as_ref().map_or(1, |drafter| drafter.block_size());
-    let (mut verify, mut draft) = (None, None);
+    let (mut verify, mut draft, mut per_stream, mut sizes) = (None, None, 0.0, &HOST);
     if measure {
-        verify = CostCurve::through(&time_verify(target)?, VERIFY_PER_ROW);
+        sizes = sizes_for(target)?;
+        verify = CostCurve::through(&time_verify(target, sizes)?, VERIFY_PER_ROW);
+        per_stream = time_streams(target, sizes)?;
     }
     if let Some(drafter) = drafter.filter(|_| measure) {
-        draft = CostCurve::through(&time_draft(target, drafter)?, DRAFT_PER_LOAD);
+        draft = CostCurve::through(&time_draft(target, drafter, sizes)?, DRAFT_PER_LOAD);
     }
     let verify = verify.unwrap_or_else(|| CostCurve::shape(VERIFY_PER_ROW));
     let draft = draft.unwrap_or_else(|| CostCurve::shape(DRAFT_PER_LOAD));
-    Ok(Tuner::new(verify, draft, block_size))
+    Ok(Tuner::new(verify, draft, block_size).with_streams(per_stream, sizes.most_rows))
+}
+
+/// By where the target computes.
+fn sizes_for(target: &mut dyn Target) -> Result<&'static Sizes> {
+    let verified = target.verify(&[pass(0, DraftTree::chain(1)?)])?;
+    target.commit(&[Vec::new()])?;
+    Ok(match verified.logits.is_some_and(|logits| !logits.device().is_cpu()) {
+        true => &DEVICE,
+        false => &HOST,
+    })
 }
 
 /// A tree like the builders': a spine whose nodes each have a leaf beside them.
@@ -58,8 +100,8 @@ fn comb(nodes: usize) -> Result<DraftTree> {
     Ok(DraftTree::new((0..nodes).map(parent).collect())?)
 }
 
-fn pass(tree: DraftTree) -> [VerifyStream; 1] {
-    [VerifyStream { slot: 0, tokens: vec![0; tree.len()], tree, logits: LogitRows::All }]
+fn pass(slot: usize, tree: DraftTree) -> VerifyStream {
+    VerifyStream { slot, tokens: vec![0; tree.len()], tree, logits: LogitRows::All }
 }
 
 /// Waits until the device has computed `results` and what was asked of it before.
@@ -67,57 +109,96 @@ fn finish(results: &[Tensor]) -> Result<()> {
     results.iter().take(1).try_for_each(|result| Ok(result.device().synchronize()?))
 }
 
-fn time_verify(target: &mut dyn Target) -> Result<Vec<(usize, f64)>> {
+/// Seconds of one pass over the first slots, its commit included; the slots are empty afterwards.
+fn time_pass(target: &mut dyn Target, streams: &[VerifyStream]) -> Result<f64> {
+    let pass = Instant::now();
+    let verified = target.verify(streams)?;
+    target.commit(&vec![vec![0]; streams.len()])?;
+    finish(verified.logits.as_slice())?;
+    let seconds = pass.elapsed().as_secs_f64();
+    (0..streams.len()).try_for_each(|slot| target.reset(slot))?;
+    Ok(seconds)
+}
+
+fn time_verify(target: &mut dyn Target, sizes: &Sizes) -> Result<Vec<(usize, f64)>> {
     let context = target.context_len();
-    let sizes = ROWS.into_iter().filter(|&rows| rows < context).collect();
-    sweep(sizes, SMALL, |rows| {
-        let streams = pass(comb(rows)?);
-        let pass = Instant::now();
-        let verified = target.verify(&streams)?;
-        target.commit(&[vec![0]])?;
-        finish(verified.logits.as_slice())?;
-        let seconds = pass.elapsed().as_secs_f64();
-        target.reset(0)?;
-        Ok(seconds)
+    let rows = sizes.rows.iter().copied().filter(|&rows| rows < context).collect();
+    sweep(rows, sizes, |rows| time_pass(target, &[pass(0, comb(rows)?)]))
+}
+
+/// Seconds that a stream adds to a pass besides its row: several streams of one row against one stream of as many.
+fn time_streams(target: &mut dyn Target, sizes: &Sizes) -> Result<f64> {
+    let streams = target.slots().min(sizes.streams).min(target.context_len() - 1);
+    if streams < 2 {
+        return Ok(0.0);
+    }
+    // The first size stands for one stream of as many rows.
+    let timed = sweep(vec![1, streams], sizes, |count| match count {
+        1 => time_pass(target, &[pass(0, comb(streams)?)]),
+        _ => {
+            let rows = (0..count).map(|slot| Ok(pass(slot, DraftTree::chain(1)?)));
+            time_pass(target, &rows.collect::<Result<Vec<_>>>()?)
+        }
+    })?;
+    Ok(match timed[..] {
+        [(_, together), (_, apart)] => ((apart - together) / (streams - 1) as f64).max(0.0),
+        _ => 0.0,
     })
 }
 
-fn time_draft(target: &mut dyn Target, drafter: &mut dyn Drafter) -> Result<Vec<(usize, f64)>> {
+/// Blocks of every length for one stream, and whole ones for several.
+fn time_draft(
+    target: &mut dyn Target,
+    drafter: &mut dyn Drafter,
+    sizes: &Sizes,
+) -> Result<Vec<(usize, f64)>> {
     let context = CONTEXT.min(target.context_len() - 1).max(1);
-    let streams = pass(DraftTree::chain(context)?);
-    let mut points = Vec::new();
-    if let Some(features) = target.verify(&streams)?.features {
-        target.commit(&[(0..context).collect()])?;
-        drafter.extend(0, &features)?;
-        finish(&[features])?;
-        let sizes: Vec<_> =
-            block_lengths(drafter.block_size()).into_iter().filter(|&rows| rows > 1).collect();
-        let seconds = sweep(sizes, usize::MAX, |rows| {
-            let call = Instant::now();
-            finish(&drafter.draft_quickly(&[DraftRequest { slot: 0, root: 0, horizon: rows - 1 }], rows)?)?;
-            Ok(call.elapsed().as_secs_f64())
-        })?;
-        points = seconds.into_iter().map(|(rows, seconds)| (draft_load(rows, rows - 1), seconds)).collect();
+    let (slots, block) = (target.slots().min(sizes.streams), drafter.block_size());
+    for slot in 0..slots {
+        let streams = [pass(slot, DraftTree::chain(context)?)];
+        if let Some(features) = target.verify(&streams)?.features {
+            target.commit(&[(0..context).collect()])?;
+            drafter.extend(slot, &features)?;
+            finish(&[features])?;
+        }
     }
-    drafter.reset(0)?;
-    target.reset(0)?;
-    Ok(points)
+    let mut calls: Vec<(usize, usize)> =
+        block_lengths(block).into_iter().filter(|&rows| rows > 1).map(|rows| (rows, 1)).collect();
+    calls.extend(
+        [2, 4, 8, 16].into_iter().filter(|&streams| streams <= slots).map(|streams| (block, streams)),
+    );
+    let drafted = drafter.context_len(0) > 0;
+    let seconds = sweep((0..if drafted { calls.len() } else { 0 }).collect(), sizes, |index| {
+        let (rows, streams) = calls[index];
+        let request = |slot| DraftRequest { slot, root: 0, horizon: rows - 1 };
+        let requests: Vec<_> = (0..streams).map(request).collect();
+        let call = Instant::now();
+        finish(&drafter.draft_quickly(&requests, rows)?)?;
+        Ok(call.elapsed().as_secs_f64())
+    })?;
+    for slot in 0..slots {
+        drafter.reset(slot)?;
+        target.reset(slot)?;
+    }
+    let load = |index: usize| calls[index].1 * draft_load(calls[index].0, calls[index].0 - 1);
+    Ok(seconds.into_iter().map(|(index, seconds)| (load(index), seconds)).collect())
 }
 
 /// The fewest seconds of every size by `time`, rising; large sizes are left out when time runs out.
 fn sweep(
-    sizes: Vec<usize>,
-    small: usize,
+    counts: Vec<usize>,
+    sizes: &Sizes,
     mut time: impl FnMut(usize) -> Result<f64>,
 ) -> Result<Vec<(usize, f64)>> {
     let started = Instant::now();
-    let mut points: Vec<(usize, f64)> = Vec::with_capacity(sizes.len());
-    for sweep in 0..SWEEPS {
-        for (index, &size) in sizes.iter().enumerate() {
-            if (sweep > 0 && size > small) || (index > 0 || sweep > 0) && started.elapsed() > TIME {
+    let mut points: Vec<(usize, f64)> = Vec::with_capacity(counts.len());
+    for sweep in 0..sizes.sweeps {
+        for (index, &size) in counts.iter().enumerate() {
+            if (sweep > 0 && size > sizes.small) || (index > 0 || sweep > 0) && started.elapsed() > sizes.time
+            {
                 break;
             }
-            for _ in 0..PASSES {
+            for _ in 0..sizes.passes {
                 let seconds = time(size)?;
                 match points.get_mut(index) {
                     Some((_, fewest)) => *fewest = fewest.min(seconds),

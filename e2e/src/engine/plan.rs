@@ -183,6 +183,7 @@ impl Engine {
                 budget: draft.budget,
             });
         }
+        self.tuner.set_streams(fixed.tokens as usize);
         let choices = self.tuner.choose(&mut candidates, fixed);
         for (draft, choice) in auto.into_iter().zip(choices.streams) {
             let Draft { index, root, .. } = draft;

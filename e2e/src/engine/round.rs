@@ -172,7 +172,8 @@ impl Engine {
             Tuner::observe_plain(tuning, times.total());
         }
         if let Some(rows) = rows {
-            self.tuner.verify.observe(rows, times.verify + times.accept + times.commit);
+            let seconds = times.verify + times.accept + times.commit;
+            self.tuner.observe_verify(rows, outcomes.len(), seconds);
             if let Some(seconds) = plan.draft_seconds {
                 self.tuner.draft.observe(plan.draft_load, seconds);
             }

@@ -90,12 +90,22 @@ enum Dtype {
     Bf16,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Form {
+/// A form of the delta rule
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Form {
     /// Node by node; bits do not depend on how rows are grouped
     Walk,
     /// The closed form with one triangular solve
     Solve,
+}
+
+impl From<Form> for Variant {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Walk => Self::Walk,
+            Form::Solve => Self::Solve(Solve::Forward),
+        }
+    }
 }
 
 /// One verified tree and the path committed after it.
@@ -127,10 +137,7 @@ fn compute(args: Args) -> Result<()> {
         context_len: Some(args.ids.len() + nodes),
         offline: args.offline,
         device: args.device.clone(),
-        variant: args.variant.map(|form| match form {
-            Form::Walk => Variant::Walk,
-            Form::Solve => Variant::Solve(Solve::Forward),
-        }),
+        variant: args.variant.map(Variant::from),
         rows: args.rows.into(),
         ..LoadOptions::default()
     };

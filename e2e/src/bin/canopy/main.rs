@@ -5,14 +5,20 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod bench;
+mod chart;
 mod draft;
+mod drift;
 mod engine_args;
 mod generate;
+mod goldens;
 mod logits;
 mod matrix;
 mod pair;
 mod record;
 mod rounds;
+mod sizes;
+mod soak;
+mod svg;
 mod synthetic;
 mod tree;
 
@@ -31,11 +37,16 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Generate(generate::Args),
     Bench(bench::Args),
+    Chart(chart::Args),
     Draft(draft::Args),
+    Drift(drift::Args),
+    Generate(generate::Args),
+    Goldens(goldens::Args),
     Logits(logits::Args),
     Rounds(rounds::Args),
+    Sizes(sizes::Args),
+    Soak(soak::Args),
     Tree(tree::Args),
 }
 
@@ -66,9 +77,14 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Generate(args) => generate::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Chart(args) => chart::run(args),
         Command::Draft(args) => draft::run(args),
+        Command::Drift(args) => drift::run(args),
+        Command::Goldens(args) => goldens::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Rounds(args) => rounds::run(args),
+        Command::Sizes(args) => sizes::run(args),
+        Command::Soak(args) => soak::run(args),
         Command::Tree(args) => tree::run(args),
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A cell is one context and one number of streams. Its first run in every mode reads the prompts and warms everything up;
 //! the measured ones start from saved prefixes, so that all streams decode from one round to the next. Tokens are counted
-//! from the round in which the last stream has its first token to the one in which the first stream ends. Every repeat runs
-//! every mode. Stage times come from one more run, in which every stage waits for the device.
+//! over the rounds after the one in which the last stream had its first token. Every repeat runs every mode. Stage times come
+//! from one more run, in which every stage waits for the device.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -11,11 +11,12 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use canopy_e2e::config::TargetConfig;
 use canopy_e2e::device;
 use canopy_e2e::engine::{
     EngineConfig, Event, GenerateRequest, Mode, Sampling, Speculation, StageTimes, StreamStats,
 };
-use canopy_e2e::loader::LoadOptions;
+use canopy_e2e::loader::{LoadOptions, resolve};
 use serde_json::{Value, json};
 
 use crate::bench::{Args, median};
@@ -33,6 +34,9 @@ pub struct MatrixArgs {
     /// With --prompt-tokens: streams that decode at once
     #[arg(long, value_delimiter = ',', default_value = "1", value_name = "STREAMS")]
     pub batch: Vec<NonZeroUsize>,
+    /// With --prompt-tokens: rounds of every run; --max-tokens is not looked at
+    #[arg(long, default_value = "64", value_name = "N")]
+    pub rounds: NonZeroUsize,
     /// With --prompt-tokens: prompt tokens of a round
     #[arg(long, default_value_t = 128, value_name = "TOKENS")]
     pub prefill_chunk: usize,
@@ -84,7 +88,10 @@ fn used(args: &Args) -> Result<Option<usize>> {
 pub fn run(args: &Args) -> Result<()> {
     let matrix = &args.matrix;
     let (slots, longest) = (largest(&matrix.batch), largest(&matrix.prompt_tokens));
-    let context_len = args.engine.context.unwrap_or(longest + args.max_tokens);
+    let context_len = match args.engine.context {
+        Some(context_len) => context_len,
+        None => (longest + most_tokens(args)).min(longest_context(args)?),
+    };
     let options = LoadOptions { slots, context_len: Some(context_len), ..args.engine.options() };
     let (before, clock) = (used(args)?, Instant::now());
     let config = EngineConfig {
@@ -137,6 +144,23 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Rounds that a run may have before all of its streams decode.
+const EARLY: usize = 16;
+/// Tokens of the longest rounds.
+const BLOCK: usize = 16;
+
+/// Most tokens that a stream may gain in a run's rounds.
+fn most_tokens(args: &Args) -> usize {
+    (args.matrix.rounds.get() + EARLY) * BLOCK
+}
+
+/// The model's own limit.
+fn longest_context(args: &Args) -> Result<usize> {
+    let files = resolve(&args.engine.model, args.engine.offline)?;
+    let what = files.path("config.json").display().to_string();
+    Ok(TargetConfig::from_json(&what, &files.require("config.json")?)?.max_position_embeddings)
+}
+
 fn largest(sizes: &[NonZeroUsize]) -> usize {
     sizes.iter().map(|size| size.get()).max().unwrap_or(1)
 }
@@ -153,14 +177,17 @@ fn cell(args: &Args, ready: &mut Ready, context: usize, batch: usize) -> Result<
         for row in &mut rows {
             let request = |stream: usize| GenerateRequest {
                 ignore_eos: true,
-                sampling: Sampling { seed: seed(stream), ..args.sampling.sampling() },
+                sampling: Sampling {
+                    seed: seed(stream) + 10_000_000 * repeat as u64,
+                    ..args.sampling.sampling()
+                },
                 speculation: Speculation {
                     mode: row.mode,
                     budget: args.budget.filter(|_| row.mode == Mode::Tree),
                 },
-                ..GenerateRequest::new(prompts[stream].clone(), args.max_tokens)
+                ..GenerateRequest::new(prompts[stream].clone(), most_tokens(args))
             };
-            let run = decode(ready, (0..batch).map(request).collect())?;
+            let run = decode(ready, (0..batch).map(request).collect(), args.matrix.rounds.get())?;
             match repeat {
                 0 if run.stats.iter().all(|stats| stats.cached_tokens == 0) => {
                     row.first_token = run.stats.iter().map(|stats| stats.first_token).reduce(f64::max);
@@ -181,8 +208,8 @@ fn cell(args: &Args, ready: &mut Ready, context: usize, batch: usize) -> Result<
     Ok(rows)
 }
 
-/// Runs requests until the first one ends; the others are cancelled.
-fn decode(ready: &mut Ready, requests: Vec<GenerateRequest>) -> Result<Run> {
+/// Runs requests for `rounds` rounds of all of them, or until the first one ends, and cancels them.
+fn decode(ready: &mut Ready, requests: Vec<GenerateRequest>, rounds: usize) -> Result<Run> {
     let mut open = HashSet::new();
     for request in requests {
         open.insert(ready.engine.submit(request)?);
@@ -207,7 +234,7 @@ fn decode(ready: &mut Ready, requests: Vec<GenerateRequest>) -> Result<Run> {
                 Event::Prompt(_) | Event::Round(_) => {}
             }
         }
-        if !run.stats.is_empty() {
+        if !run.stats.is_empty() || run.rounds == rounds {
             if let Some(clock) = clock.take() {
                 run.seconds = clock.elapsed().as_secs_f64();
             }
@@ -320,7 +347,7 @@ impl Row {
             "budget": args.budget,
             "streams": self.batch,
             "context": self.context,
-            "max_tokens": args.max_tokens,
+            "rounds": args.matrix.rounds,
             "repeats": self.runs.len(),
             "tokens_per_s": self.rate(),
             "tokens_per_s_least": rates.first(),

@@ -165,7 +165,7 @@ impl SyntheticAcceptance {
     }
 
     /// The child of the end of `path` to which the walk of `stream` goes on; `position` is that child's.
-    pub(super) fn next(
+    pub(in super::super) fn next(
         &self,
         stream: u64,
         tree: &CandidateTree,

@@ -17,6 +17,8 @@
 mod acceptance;
 mod blocks;
 mod cost;
+#[cfg(test)]
+mod device_tests;
 mod lookup;
 #[cfg(test)]
 mod tests;
@@ -118,6 +120,12 @@ pub(super) struct Tuner {
     pub verify: CostCurve,
     /// Seconds of draft and build by draft load.
     pub draft: CostCurve,
+    /// Seconds that every stream adds to a pass besides its rows.
+    per_stream: f64,
+    /// What the streams of the round to be planned add.
+    streams: f64,
+    /// Most rows of a pass in which nodes are drafted.
+    most_rows: usize,
     shared: Acceptance,
     ratios: Ratios,
     blocks: Blocks,
@@ -133,7 +141,40 @@ impl Tuner {
         let rate = 1.0 / verify.predict(1);
         let (shared, ratios) = (Acceptance::default(), Ratios::default());
         let (blocks, hits) = (Blocks::new(block_size), Hits::default());
-        Self { verify, draft, shared, ratios, blocks, hits, rounds: 0.0, rate }
+        let (per_stream, streams, most_rows) = (0.0, 0.0, usize::MAX);
+        Self {
+            verify,
+            draft,
+            per_stream,
+            streams,
+            most_rows,
+            shared,
+            ratios,
+            blocks,
+            hits,
+            rounds: 0.0,
+            rate,
+        }
+    }
+
+    /// With what a pass costs by its streams, and the most rows that a drafted one may have.
+    #[must_use]
+    pub fn with_streams(self, per_stream: f64, most_rows: usize) -> Self {
+        Self { per_stream, most_rows, ..self }
+    }
+
+    fn streams_seconds(&self, streams: usize) -> f64 {
+        self.per_stream * streams.saturating_sub(1) as f64
+    }
+
+    /// Sets how many streams the round to be planned has.
+    pub fn set_streams(&mut self, streams: usize) {
+        self.streams = self.streams_seconds(streams);
+    }
+
+    /// Takes in that a pass of `rows` rows over `streams` streams took `seconds`.
+    pub fn observe_verify(&mut self, rows: usize, streams: usize, seconds: f64) {
+        self.verify.observe(rows, seconds - self.streams_seconds(streams));
     }
 
     /// Knowledge for a new stream: what the engine's streams have in common.
@@ -213,7 +254,8 @@ impl Tuner {
     }
 
     fn rate_of(&self, round: Totals) -> f64 {
-        round.tokens / (self.verify.predict(round.rows.round() as usize) + self.draft.predict(round.load))
+        let verify = self.verify.predict(round.rows.round() as usize) + self.streams;
+        round.tokens / (verify + self.draft.predict(round.load))
     }
 
     /// True when the expected loss of a trial is at most [`PROBE_SHARE`] of the plain rounds' time.
@@ -254,6 +296,7 @@ impl Tuner {
         let mut best = taken.clone();
         let (mut value, mut best_value) = (0.0, -self.rate * self.verify.predict(others));
         let total: usize = worth.iter().map(|w| w.len() - 1).sum();
+        let total = total.min(self.most_rows.saturating_sub(others));
         for rows in 1..=total {
             let next = |s: &usize| worth[*s].get(taken[*s] + 1).copied();
             let open = (0..worth.len()).filter_map(|s| Some((s, next(&s)?)));

@@ -1,0 +1,179 @@
+//! The policy on a simulated device, whose rows are nearly free up to some number: seconds from measured rounds, acceptance
+//! from stated models.
+
+use super::*;
+use crate::engine::SyntheticAcceptance;
+use crate::tree::{BuildOptions, Marginals, chain_from};
+
+const VOCAB: usize = 32;
+const BLOCK: usize = 16;
+
+/// Milliseconds of a round by its rows: the 9B's sizes on an H200.
+const ROUNDS: [(usize, f64); 6] = [(1, 5.9), (8, 6.3), (16, 6.7), (32, 8.0), (64, 10.9), (128, 18.7)];
+/// What a stream adds besides its rows.
+const PER_STREAM: f64 = 0.03;
+
+struct Device {
+    draft: f64,
+    streams: usize,
+    model: SyntheticAcceptance,
+}
+
+impl Device {
+    fn curve() -> CostCurve {
+        CostCurve::through(&ROUNDS.map(|(rows, ms)| (rows, 1e-3 * ms)), 0.1).unwrap()
+    }
+
+    fn tuner(&self) -> Tuner {
+        let draft = CostCurve::through(&[(5, self.draft), (496, self.draft * 1.3)], 0.1).unwrap();
+        Tuner::new(Self::curve(), draft, BLOCK).with_streams(1e-3 * PER_STREAM, 128)
+    }
+
+    fn seconds(&self, rows: usize, drafted: bool) -> f64 {
+        let streams = 1e-3 * PER_STREAM * (self.streams - 1) as f64;
+        Self::curve().predict(rows) + streams + if drafted { self.draft } else { 0.0 }
+    }
+
+    fn marginals(&self, horizon: usize, budget: usize) -> (Marginals, BuildOptions) {
+        let options = BuildOptions { budget, top_k: 10 };
+        let logits: Vec<f32> = (0..horizon * VOCAB).map(|i| (i * 7919 % 997) as f32 * 1e-3).collect();
+        (self.model.marginals(&Marginals::from_logits(&logits, VOCAB, options).unwrap()), options)
+    }
+
+    fn walk(&self, stream: usize, tree: &CandidateTree, start: usize) -> Vec<usize> {
+        let mut path = vec![0];
+        while let Some(next) = self.model.next(stream as u64, tree, &path, start + path.len()) {
+            path.push(next);
+        }
+        path
+    }
+
+    /// Tokens per second with the same tree in every round.
+    fn fixed(&self, tree: &CandidateTree, rounds: usize) -> f64 {
+        let mut starts = vec![0; self.streams];
+        for _ in 0..rounds {
+            for (stream, start) in starts.iter_mut().enumerate() {
+                *start += self.walk(stream, tree, *start).len();
+            }
+        }
+        let drafted = tree.budget() > 0;
+        let seconds = rounds as f64 * self.seconds(self.streams * tree.tokens().len(), drafted);
+        starts.iter().sum::<usize>() as f64 / seconds
+    }
+
+    /// Tokens per second of auto, after `warm_up` rounds, and the share of streams' rounds without a draft.
+    fn auto(&self, warm_up: usize, rounds: usize) -> (f64, f64) {
+        let mut tuner = self.tuner();
+        let mut tunings = vec![tuner.stream(); self.streams];
+        let mut histories: Vec<_> = tunings.iter().map(|_| History::default()).collect();
+        let mut starts = vec![0; self.streams];
+        let (mut seconds, mut tokens, mut plain) = (0.0, 0, 0);
+        for round in 0..warm_up + rounds {
+            let fixed = Fixed { rows: self.streams, tokens: self.streams as f64, draft_load: 0 };
+            tuner.set_streams(self.streams);
+            let mut candidates: Vec<_> = tunings
+                .iter()
+                .zip(&mut histories)
+                .map(|(tuning, history)| Candidate {
+                    tuning,
+                    history,
+                    horizon: BLOCK - 1,
+                    depth: 0,
+                    budget: 64,
+                })
+                .collect();
+            let choices = tuner.choose(&mut candidates, fixed);
+            let horizon = choices.block_rows - 1;
+            let drafts: Vec<bool> =
+                choices.streams.iter().map(|choice| matches!(choice, Choice::Draft)).collect();
+            let mut trees = Vec::new();
+            let mut worth = Vec::new();
+            for (tuning, _) in tunings.iter().zip(&drafts).filter(|(_, drafts)| **drafts) {
+                let (marginals, options) = self.marginals(horizon, 64);
+                let (tree, nodes) = tuner.build(tuning, &marginals, 0, options).unwrap();
+                trees.push(tree);
+                worth.push(nodes);
+            }
+            let budgets = tuner.budgets(&worth, self.streams);
+            let rows = self.streams + budgets.iter().sum::<usize>();
+            assert!(rows <= 128 || budgets.iter().all(|&budget| budget == 0));
+            let spent = self.seconds(rows, !trees.is_empty());
+            let mut drawn = trees.into_iter().zip(budgets);
+            let mut gained = 0;
+            for stream in 0..self.streams {
+                let tree = match drafts[stream] {
+                    true => {
+                        let (mut tree, budget) = drawn.next().unwrap();
+                        tree.truncate(budget).unwrap();
+                        tree
+                    }
+                    false => CandidateTree::root_only(0).unwrap(),
+                };
+                let path = self.walk(stream, &tree, starts[stream]);
+                starts[stream] += path.len();
+                gained += path.len();
+                match drafts[stream] {
+                    true => {
+                        tuner.observe_draft(&mut tunings[stream], (choices.block_rows, horizon), &tree, &path)
+                    }
+                    false => Tuner::observe_plain(&mut tunings[stream], spent),
+                }
+            }
+            tuner.observe_verify(rows, self.streams, self.seconds(rows, false));
+            if round >= warm_up {
+                (seconds, tokens) = (seconds + spent, tokens + gained);
+                plain += drafts.iter().filter(|drafts| !**drafts).count();
+            }
+        }
+        (tokens as f64 / seconds, plain as f64 / (rounds * self.streams) as f64)
+    }
+}
+
+fn models() -> Vec<SyntheticAcceptance> {
+    let curve = |curve: &[f64]| SyntheticAcceptance::from_curve(curve.to_vec()).unwrap();
+    let mut models: Vec<_> = [2.0, 4.0, 6.5, 9.0]
+        .map(|length| SyntheticAcceptance::from_length(length, BLOCK - 1).unwrap())
+        .into();
+    models.push(curve(&[0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6]));
+    models.push(curve(&[0.5, 0.4]).with_siblings(vec![0.5, 0.2, 0.1], 1.0).unwrap());
+    models
+}
+
+#[test]
+fn auto_is_as_good_as_the_better_of_chain_and_tree() {
+    for model in models() {
+        for streams in [1, 4] {
+            let device = Device { draft: 1.2e-3, streams, model: model.clone() };
+            let rounds = 4000 / streams;
+            let (marginals, options) = device.marginals(BLOCK - 1, BLOCK - 1);
+            let chain = device.fixed(&chain_from(&marginals, 0, options).unwrap(), rounds);
+            let tree = |budget| {
+                let (marginals, options) = device.marginals(BLOCK - 1, budget);
+                device.fixed(&ddtree_from(&marginals, 0, options).unwrap(), rounds)
+            };
+            let best = [16, 32, 63].map(tree).into_iter().fold(chain, f64::max);
+            let (auto, _) = device.auto(300, rounds);
+            assert!(auto > 0.97 * best, "{:?}, {streams} streams: {auto} of {best}", model.curve());
+        }
+    }
+}
+
+#[test]
+fn auto_falls_to_plain_rounds_where_the_drafter_is_wrong() {
+    let model = SyntheticAcceptance::from_curve(vec![0.02]).unwrap().with_siblings(vec![0.01], 1.0).unwrap();
+    for streams in [1, 16] {
+        let device = Device { draft: 1.2e-3, streams, model: model.clone() };
+        let (rate, plain) = device.auto(300, 1000);
+        let ar = streams as f64 / device.seconds(streams, false);
+        assert!(plain > 0.9 && rate > 0.96 * ar, "{streams} streams: {plain} plain, {rate} of {ar}");
+    }
+}
+
+#[test]
+fn auto_beats_plain_rounds_with_sixteen_streams() {
+    let model = SyntheticAcceptance::from_length(6.5, BLOCK - 1).unwrap();
+    let device = Device { draft: 1.6e-3, streams: 16, model };
+    let ar = 16.0 / device.seconds(16, false);
+    let (rate, _) = device.auto(100, 300);
+    assert!(rate > 1.2 * ar, "{rate}, ar {ar}");
+}
