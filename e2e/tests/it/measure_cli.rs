@@ -42,7 +42,7 @@ fn a_matrix_of_random_weights_states_its_acceptance_in_every_output() {
     let pair = random_pair();
     let mut args: Vec<&str> = vec!["bench"];
     args.extend(pair.iter().map(String::as_str));
-    args.extend(["--prompt-tokens", "70,90", "--batch", "1,3", "--rounds", "60", "--repeats", "1"]);
+    args.extend(["--prompt-tokens", "70,90", "--batch", "1,3", "--rounds", "40", "--repeats", "1"]);
     args.extend(["--synthetic-acceptance", "3.5", "--json", json.to_str().unwrap()]);
     let output = runs(&args);
     assert!(output.contains("synthetic acceptance") && output.contains("a slot of"), "{output}");
@@ -53,7 +53,8 @@ fn a_matrix_of_random_weights_states_its_acceptance_in_every_output() {
         assert_eq!(row["synthetic"]["acceptance"], 3.5);
         assert!(row["synthetic_line"].as_str().unwrap().starts_with("synthetic"));
         assert!(number("tokens_per_s") > 0.0 && number("ms_round") > 0.0);
-        assert_eq!(number("tokens_per_s_stream"), number("tokens_per_s") / number("streams"));
+        let all = number("tokens_per_s_stream") * number("streams");
+        assert!((all / number("tokens_per_s") - 1.0).abs() < 1e-9, "{row}");
         assert!(row["stages_ms_round"]["verify"].as_f64().unwrap() > 0.0);
         match row["mode"].as_str().unwrap() {
             "ar" => {

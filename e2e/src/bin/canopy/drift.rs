@@ -76,7 +76,8 @@ fn drift(args: &Args) -> Result<()> {
         None => load_tokenizer(&files, &config(&files)?)?.encode(&args.prompt)?,
     };
     ensure!(!prompt.is_empty(), "--prompt: expected at least one token, got none");
-    options.context_len = Some(args.engine.context.unwrap_or(prompt.len() + args.tokens + 1));
+    options.context_len =
+        Some(args.engine.context.unwrap_or(prompt.len() + args.tokens + usize::from(args.nodes)));
     let mut target = load(&options)?;
     let (text, plain) = plainly(&mut target, &prompt, args.tokens)?;
     if let Some(form) = args.variant {

@@ -42,6 +42,9 @@ const PROBE_RATE: f64 = 0.2;
 /// Accepted nodes added to a mean where the drafter is chosen: a few unlucky rounds must not end drafting, because
 /// plain rounds teach nothing about it.
 const OPTIMISM: f64 = 0.3;
+/// The most of it, as a share of the accepted nodes that pay for a draft: where drafts are cheap, 0.3 nodes would pay for
+/// them for ever.
+const OPTIMISM_SHARE: f64 = 0.5;
 /// The least that one round moves the means that new streams start from; the first rounds move them more.
 const SHARED_RATE: f64 = 0.03;
 /// Rounds that an engine's first guess counts for.
@@ -196,11 +199,12 @@ impl Tuner {
         let (mut best, mut drafting, mut length) = (self.rate_of(all), Vec::new(), 0);
         self.rate = plain_rate;
         for index in 0..self.blocks.count() {
+            let optimism = self.optimism(index, streams.len(), plain_rate);
             let order = self.by_gain(streams, &lookups, index);
             let (mut with, mut alone) = (all, plain);
             for count in 0..order.len() {
                 let stream = order[count];
-                let added = self.added(&streams[stream], index, OPTIMISM);
+                let added = self.added(&streams[stream], index, optimism);
                 alone = alone.plus(added);
                 with = with.plus(added);
                 if let Some(lookup) = &lookups[stream] {
@@ -239,6 +243,13 @@ impl Tuner {
         let mut order: Vec<usize> = (0..streams.len()).filter(|&s| streams[s].horizon > 0).collect();
         order.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
         order
+    }
+
+    /// Accepted nodes added to the means of blocks of the `index`th length when `streams` may draft.
+    fn optimism(&self, index: usize, streams: usize, plain_rate: f64) -> f64 {
+        let (rows, streams) = (self.blocks.rows(index), streams.max(1));
+        let drafts = self.draft.predict(streams * draft_load(rows, rows - 1));
+        OPTIMISM.min(OPTIMISM_SHARE * drafts * plain_rate / streams as f64)
     }
 
     /// What a stream's draft in a block of the `index`th length adds to a round.
