@@ -28,6 +28,16 @@ round); drafted nodes per round; percent of the tokens that the drafter and that
 On the CPU the texts of all modes are equal byte for byte. Elsewhere a text may leave ar's where the two best tokens are nearly equal:
 the widest such gap in ln p is shown, and one above 0.1 fails the run.
 
+With --prompt-tokens prompts are random ids and every cell is a context, a number of streams and a mode. Columns: tokens/s of all streams
+together and of each; times ar; acceptance length; drafted nodes a round; percent of the rounds in which nothing was drafted; milliseconds a
+round, and of each stage in a run of its own in which every stage waits for the device; milliseconds until the last stream has its first token.
+
+Synthetic acceptance (--synthetic-acceptance, --synthetic-curve) times random weights: drafts, trees, verify passes and commits are real,
+what is accepted is drawn. Behind an accepted node the target's token is the drafter's best one with the depth's probability p, its second,
+third ... best with the stated shares of 1 - p, otherwise none of the drafter's. A chain holds the best ones alone; a tree goes on with
+every one it has a node for. Behind a node that was not the best all probabilities are multiplied by --synthetic-off-spine. Draws depend on the
+seed, the stream and the position alone. Trees are built from the same probabilities.
+
 Examples:
   canopy bench
   canopy bench --kinds fixed --limit 19 --repeats 5
