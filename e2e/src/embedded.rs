@@ -5,6 +5,7 @@ use crate::files::ModelFiles;
 /// Name of the embedded pair.
 pub const NAME: &str = "canopy-tiny";
 
+/// Statics, since a constant is compiled into every unit that uses it.
 type Files = &'static [(&'static str, &'static [u8])];
 
 macro_rules! embed {
@@ -13,7 +14,7 @@ macro_rules! embed {
     };
 }
 
-const TARGET: Files = embed!(
+static TARGET: Files = embed!(
     "target",
     "config.json",
     "generation_config.json",
@@ -24,7 +25,7 @@ const TARGET: Files = embed!(
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
 );
-const DRAFTER: Files = embed!("drafter", "config.json", "model.safetensors");
+static DRAFTER: Files = embed!("drafter", "config.json", "model.safetensors");
 
 /// Files of the embedded target.
 pub fn target() -> ModelFiles {
