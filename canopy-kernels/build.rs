@@ -29,8 +29,9 @@ fn build() -> Result<(), String> {
     let archs = env::var("CANOPY_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.into());
     let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect();
     let nvcc = if env::var_os("CANOPY_TYPECHECK_ONLY").is_some() { None } else { Some(find_nvcc()?) };
-    let (mut table, mut log) =
-        (String::from("pub(crate) static FATBINS: &[(&str, &[u8])] = &[\n"), String::new());
+    // with feature `controls` every source once more, with the contract's faults inside
+    let controls = env::var_os("CARGO_FEATURE_CONTROLS").is_some();
+    let (mut table, mut planted, mut log) = (String::new(), String::new(), String::new());
     for source in sources()? {
         println!("cargo::rerun-if-changed={}", source.display());
         let name = source.file_stem().and_then(|stem| stem.to_str()).ok_or("a .cu file without a name")?;
@@ -46,14 +47,29 @@ fn build() -> Result<(), String> {
         if archs.is_empty() {
             continue;
         }
-        let fatbin = out.join(format!("{room}_{name}.fatbin"));
-        match &nvcc {
-            Some(nvcc) => log.push_str(&compile(nvcc, archs, &source, &fatbin)?),
-            None => fs::write(&fatbin, []).map_err(|e| format!("{}: {e}", fatbin.display()))?,
+        let image = |prefix: &str, table: &mut String| -> Result<String, String> {
+            let fatbin = out.join(format!("{prefix}{room}_{name}.fatbin"));
+            let log = match &nvcc {
+                Some(nvcc) => compile(nvcc, archs, &source, &fatbin, !prefix.is_empty())?,
+                None => fs::write(&fatbin, [])
+                    .map(|()| String::new())
+                    .map_err(|e| format!("{}: {e}", fatbin.display()))?,
+            };
+            let _ = writeln!(table, "    (\"{room}/{name}\", include_bytes!({fatbin:?})),");
+            Ok(log)
+        };
+        log.push_str(&image("", &mut table)?);
+        // without nvcc there is no list of headers, and no image either
+        let headers = fs::read_to_string(out.join(format!("{room}_{name}.d")));
+        if controls && headers.map_or(true, |headers| headers.contains("canopy/fault.cuh")) {
+            image("controls_", &mut planted)?;
         }
-        let _ = writeln!(table, "    (\"{room}/{name}\", include_bytes!({fatbin:?})),");
     }
-    table.push_str("];\n");
+    let list = |name: &str, lines: &str| format!("pub(crate) static {name}: &[(&str, &[u8])] = &[\n{lines}];\n");
+    let mut table = list("FATBINS", &table);
+    if controls {
+        table.push_str(&list("CONTROLS", &planted));
+    }
     let save = |file: &str, text: &str| fs::write(out.join(file), text).map_err(|e| format!("{file}: {e}"));
     save("fatbins.rs", &table)?;
     save("ptxas.log", &log)?;
@@ -95,7 +111,13 @@ fn find_nvcc() -> Result<PathBuf, String> {
 }
 
 /// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix.
-fn compile(nvcc: &Path, archs: &[&str], source: &Path, fatbin: &Path) -> Result<String, String> {
+fn compile(
+    nvcc: &Path,
+    archs: &[&str],
+    source: &Path,
+    fatbin: &Path,
+    planted: bool,
+) -> Result<String, String> {
     let depfile = fatbin.with_extension("d");
     let mut command = Command::new(nvcc);
     command.args([
@@ -110,6 +132,9 @@ fn compile(nvcc: &Path, archs: &[&str], source: &Path, fatbin: &Path) -> Result<
         "-MF",
     ]);
     command.arg(&depfile);
+    if planted {
+        command.arg("-DCANOPY_CONTROLS");
+    }
     for arch in archs {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
     }

@@ -1,15 +1,21 @@
 //! `canopy-bench contract`: the kernel contract's report.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use canopy_kernels::contract::{self, Gate, Line};
-use clap::Args;
+use canopy_kernels::contract::{self, Choice, Line};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::lines::Lines;
+use crate::machine;
 
 const HELP: &str = "\
 Example:
-  canopy-bench contract                 # every kernel
-  canopy-bench contract --only tree_gdn # kernels whose name contains tree_gdn
+  canopy-bench contract                                 # every kernel of the CPU, and of CUDA where there is a device
+  canopy-bench contract tree_gdn                        # kernels whose name contains tree_gdn
+  canopy-bench contract --device cuda --json gates.jsonl
 
 Exit code 1 when a gate is red, or when a control (a gate with a planted fault) stays green.";
 
@@ -18,8 +24,28 @@ Exit code 1 when a gate is red, or when a control (a gate with a planted fault) 
 #[command(after_help = HELP)]
 pub struct ContractArgs {
     /// Only kernels whose name contains this
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub only: String,
+    #[arg(default_value = "", hide_default_value = true)]
+    pub filter: String,
+    /// Kernels of which device
+    #[arg(long, value_enum, default_value = "all")]
+    pub device: Devices,
+    /// Number of the CUDA device
+    #[arg(long, default_value_t = 0)]
+    pub cuda_device: usize,
+    /// Appends a JSON line for every gate and control to this file
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// Which kernels a run takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Devices {
+    /// The CPU's.
+    Cpu,
+    /// CUDA's; an error without a device or in a build without them.
+    Cuda,
+    /// The CPU's, and CUDA's where there is a device.
+    All,
 }
 
 #[derive(Default)]
@@ -33,25 +59,42 @@ struct Counts {
 /// Runs the suite and prints a line per kernel, gate and control, then the summary.
 ///
 /// # Errors
-/// When no kernel's name fits.
+/// When no kernel's name fits, CUDA is asked for where there is none, or the file cannot be written.
 pub fn run(args: &ContractArgs) -> Result<ExitCode> {
-    let kernels = contract::kernels();
-    let fitting = kernels.iter().filter(|name| name.contains(&args.only)).count();
+    let cpu = Choice { filter: args.filter.clone(), cuda: None, no_cpu: args.device == Devices::Cuda };
+    let with_cuda = Choice { cuda: Some(args.cuda_device), ..cpu.clone() };
+    let (choice, kernels) = match (args.device, contract::kernels(&with_cuda)) {
+        (Devices::Cpu, _) => (cpu.clone(), contract::kernels(&cpu)),
+        (Devices::All, Err(why)) => {
+            println!("cuda | not run: {why}");
+            (cpu.clone(), contract::kernels(&cpu))
+        }
+        (_, kernels) => (with_cuda, kernels),
+    };
+    let kernels = kernels.map_err(anyhow::Error::msg)?;
+    let fitting = kernels.iter().filter(|name| name.contains(&args.filter)).count();
     if fitting == 0 {
-        bail!("contract: --only, expected: part of one of {}, got: {}", kernels.join(", "), args.only);
+        bail!("contract: FILTER, expected: part of one of {}, got: {}", kernels.join(", "), args.filter);
     }
-    let mut counts = Counts::default();
-    contract::run(&args.only, |line| {
+    let mut file = Lines::open(args.json.as_deref())?;
+    let build = json!({"commit": machine::commit(), "dirty": machine::dirty()});
+    let (mut counts, mut written) = (Counts::default(), Ok(()));
+    contract::run(&choice, |line| {
         println!("{}", text(&line));
-        match (line.control, line.as_it_should_be()) {
+        match (line.control.filter(|control| control.breaks()), line.as_it_should_be()) {
             (None, true) => counts.green += 1,
             (None, false) => counts.red += 1,
             (Some(_), true) => counts.controls += 1,
             (Some(_), false) => counts.blind += 1,
         }
-    });
+        if written.is_ok() {
+            written = file.write(row(&line, &build));
+        }
+    })
+    .map_err(anyhow::Error::msg)?;
+    written?;
+    file.finish()?;
     let Counts { green, red, controls, blind } = counts;
-    println!("all kernels | {} | not run here: needs nvcc", Gate::Limits.name());
     println!(
         "SUMMARY {fitting} kernels: {green} gates green, {red} red; {controls} controls red as they must, {blind} stayed green"
     );
@@ -59,11 +102,39 @@ pub fn run(args: &ContractArgs) -> Result<ExitCode> {
 }
 
 fn text(line: &Line) -> String {
-    let (kernel, gate) = (&line.kernel, line.gate.name());
+    let (device, kernel, gate) = (line.device.name(), &line.kernel, line.gate.name());
+    let start = format!("{device} | {kernel} | {gate}");
     match (line.control, &line.outcome) {
-        (None, Ok(covered)) => format!("{kernel} | {gate} | green: {covered}"),
-        (None, Err(fault)) => format!("{kernel} | {gate} | RED: {fault}"),
-        (Some(control), Err(fault)) => format!("{kernel} | {gate} | control {} red: {fault}", control.name()),
-        (Some(control), Ok(_)) => format!("{kernel} | {gate} | control {} STAYED GREEN", control.name()),
+        (None, Ok(covered)) => format!("{start} | green: {covered} ({:.1} s)", line.seconds),
+        (None, Err(fault)) => format!("{start} | RED: {fault}"),
+        (Some(control), Ok(covered)) if !control.breaks() => {
+            format!("{start} | controls' image without a fault green: {covered}")
+        }
+        (Some(control), Err(fault)) if !control.breaks() => {
+            format!("{start} | controls' image without a fault RED: {fault}")
+        }
+        (Some(control), Err(fault)) => format!("{start} | control {} red: {fault}", control.name()),
+        (Some(control), Ok(_)) => format!("{start} | control {} STAYED GREEN", control.name()),
     }
+}
+
+fn row(line: &Line, build: &Value) -> Value {
+    let (outcome, said) = match &line.outcome {
+        Ok(covered) => ("green", covered),
+        Err(fault) => ("red", fault),
+    };
+    json!({
+        "schema": 1,
+        "case": "contract",
+        "runs_on": line.device.name(),
+        "kernel": line.kernel,
+        "gate": line.gate.name(),
+        "control": line.control.map(|control| control.name()),
+        "outcome": outcome,
+        "as_it_should_be": line.as_it_should_be(),
+        "text": said,
+        "seconds": line.seconds,
+        "commit": build["commit"],
+        "dirty": build["dirty"],
+    })
 }

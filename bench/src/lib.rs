@@ -4,5 +4,6 @@ pub mod contract;
 pub mod dispatch;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod lines;
 pub mod machine;
 pub mod op;

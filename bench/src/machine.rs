@@ -52,8 +52,8 @@ impl Record {
             gpu: gpu(),
             platform: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
             rustc: output("rustc", &["--version"]),
-            commit: output("git", &["rev-parse", "HEAD"]),
-            dirty: output("git", &["status", "--porcelain"]).map(|changes| !changes.is_empty()),
+            commit: commit(),
+            dirty: dirty(),
             optimised: !cfg!(debug_assertions),
         })
     }
@@ -65,6 +65,16 @@ pub fn gpu() -> Option<Value> {
     let text = output("nvidia-smi", &[&format!("--query-gpu={fields}"), "--format=csv,noheader"])?;
     let values = text.lines().next()?.split(", ").map(|value| Value::String(value.into()));
     Some(Value::Object(fields.split(',').map(String::from).zip(values).collect()))
+}
+
+/// The commit of the working directory.
+pub fn commit() -> Option<String> {
+    output("git", &["rev-parse", "HEAD"])
+}
+
+/// Whether the working directory differs from its commit.
+pub fn dirty() -> Option<bool> {
+    output("git", &["status", "--porcelain"]).map(|changes| !changes.is_empty())
 }
 
 fn output(program: &str, args: &[&str]) -> Option<String> {

@@ -10,7 +10,7 @@ const HELP: &str = "\
 Example:
   canopy-bench example tree_gdn --out in.safetensors
   canopy-bench op tree_gdn --input in.safetensors --out out.safetensors
-  canopy-bench contract --only tree_gdn";
+  canopy-bench contract tree_gdn";
 
 #[derive(Parser)]
 #[command(name = "canopy-bench", version, about = "Measurements and checks of canopy's kernels", after_help = HELP)]

@@ -10,7 +10,7 @@ use cudarc::driver::CudaStream;
 use serde_json::{Value, json};
 
 use super::gdn::{Case, Truth};
-use super::lines::Lines;
+use crate::lines::Lines;
 use super::shapes;
 use super::timer::{self, Pace, Timing};
 use super::variant::Variant;

@@ -15,7 +15,7 @@ use half::bf16;
 use serde_json::json;
 
 use super::gdn::{self, noise};
-use super::lines::Lines;
+use crate::lines::Lines;
 use super::timer;
 
 /// Rows of the random projection: what stands for a vocabulary.

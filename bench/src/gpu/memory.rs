@@ -8,7 +8,7 @@ use clap::Args;
 use cudarc::driver::{CudaStream, result};
 use serde_json::json;
 
-use super::lines::Lines;
+use crate::lines::Lines;
 use super::{gdn, timer};
 
 /// What to allocate.

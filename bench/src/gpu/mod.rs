@@ -3,7 +3,6 @@
 mod crossover;
 mod drift;
 mod gdn;
-mod lines;
 mod memory;
 mod shapes;
 mod sweep;

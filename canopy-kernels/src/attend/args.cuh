@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "canopy/fault.cuh"
+
 struct AttendArgs {
     uint32_t q_heads;     // Hq
     uint32_t kv_heads;    // Hkv
@@ -44,7 +46,7 @@ __device__ __forceinline__ int2 sight(const AttendArgs& a, int context, int end,
     if (a.block_size == 0) return make_int2(0, context);
     const int at = context + i, reach = (int)a.window;
     const int ahead = reach < end - at ? at + reach : end;
-    return make_int2(max(0, at + 1 - reach), a.causal ? at + 1 : ahead);
+    return make_int2(max(0, at + 1 - reach), a.causal ? at + 1 + CANOPY_FAULT(causal) : ahead);
 }
 
 // One row of a CTA's tile: the keys in position order that it sees, its packed row, its place in out (-1: the tile has no such row).
@@ -54,10 +56,22 @@ struct __align__(16) Row {
 
 // Which of the 32 keys from `key` on (a multiple of 32) a row sees: by its path's mask, or by its range.
 __device__ __forceinline__ uint32_t seen_keys(const Row& row, const uint32_t* mask, bool paths, int key) {
-    if (paths) return mask[(size_t)row.packed * kMaskWords + key / 32];
+    if (paths) return mask[(size_t)row.packed * kMaskWords + key / 32] & ~(uint32_t)(CANOPY_FAULT(short_path) && key == 0);
     const auto below = [](int n) { return n >= 32 ? ~0u : (1u << max(n, 0)) - 1u; };
     return below(row.to - key) & ~below(row.from - key);
 }
+
+// The arguments, with the faults that lie in them.
+#ifdef CANOPY_CONTROLS
+__device__ __forceinline__ AttendArgs planted(AttendArgs a) {
+    if (CANOPY_FAULT(score_scale)) a.scale *= 1.0625f;
+    if (CANOPY_FAULT(window)) a.window -= 1;
+    a.scale = planted_ulp(a.scale);
+    return a;
+}
+#else
+__device__ __forceinline__ const AttendArgs& planted(const AttendArgs& a) { return a; }
+#endif
 
 template <int D>
 __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* lens, const int* slots, const int* cu_nodes) {

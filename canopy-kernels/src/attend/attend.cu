@@ -105,17 +105,20 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
     int4* const table = reinterpret_cast<int4*>(exchange + 2 * ROWS);                          // [ROWS]
     uint32_t* const bad = reinterpret_cast<uint32_t*>(table + ROWS);
     const uint32_t q_at = shared_address(q_tile), p_at = shared_address(p_tile);
+    const auto into = [](int tile) { return (CANOPY_FAULT(early_fetch) && tile > 0 ? tile - 1 : tile) % STAGES; };
     const auto fetch_keys = [&](int tile) {
         const int key = base + tile * S::kKeys;
         if (tile < tiles)
-            fetch<S::kKeys, D, S::kThreads>(shared_address(k_tile) + tile % STAGES * S::kTile, keys + origin + (size_t)key * stride, stride, limit - key);
+            fetch<S::kKeys, D, S::kThreads>(shared_address(k_tile) + into(tile) * S::kTile, keys + origin + (size_t)key * stride, stride, limit - key);
         copies_issued();
+        if (CANOPY_FAULT(early_fetch)) copies_arrived<0>(), __syncthreads();
     };
     const auto fetch_values = [&](int tile) {
         const int key = base + tile * S::kKeys;
         if (tile < tiles)
-            fetch<S::kKeys, D, S::kThreads>(shared_address(v_tile) + tile % STAGES * S::kTile, values + origin + (size_t)key * stride, stride, limit - key);
+            fetch<S::kKeys, D, S::kThreads>(shared_address(v_tile) + into(tile) * S::kTile, values + origin + (size_t)key * stride, stride, limit - key);
         copies_issued();
+        if (CANOPY_FAULT(early_fetch)) copies_arrived<0>(), __syncthreads();
     };
 
     {  // the rows' queries
@@ -201,10 +204,11 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
 #pragma unroll
                             for (int t = 0; t < S::kTilesS; ++t) {
                                 const uint32_t word = paths ? words[t / 4] >> (t % 4 * 8 + lane % 4 * 2) : 0;
+                                const bool cut = CANOPY_FAULT(short_path) && key0 + 8 * t + lane % 4 == 0;
 #pragma unroll
                                 for (int c = 0; c < 2; ++c) {
                                     const int key = key0 + 8 * t + lane % 4 * 2 + c;
-                                    const bool visible = paths ? word >> c & 1 : key >= row.x && key < row.y;
+                                    const bool visible = paths ? word >> c & 1 && !(cut && c == 0) : key >= row.x && key < row.y;
                                     if (!visible) s[mt][t][2 * h + c] = -INFINITY;
                                 }
                             }
@@ -253,7 +257,7 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
                             for (int c = 0; c < 2; ++c) {
                                 const float score = s[mt][t][2 * h + c];
                                 p[c] = power_of_two(fmaf(score, a.scale, -level));
-                                added += p[c];
+                                added = planted_half(added + p[c]);
                             }
                             *reinterpret_cast<uint32_t*>(p_tile + at<2 * S::kKeys>(r, half * (S::kHalf / 8) + t) + lane % 4 * 4) =
                                 pack_bf16(p[0], p[1]);
@@ -319,7 +323,7 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
             for (int t = 0; t < S::kTilesO; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) finite = fmaf(o[mt][t][e], 0.f, finite);
-        if (!__syncthreads_or(finite != 0.f)) break;
+        if (!__syncthreads_or(finite != 0.f) || CANOPY_FAULT(leak)) break;
     }
 
     // half 1 hands over its sums of weights; half 0 adds them to its own
@@ -360,12 +364,14 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
     extern "C" __global__ void __launch_bounds__(2 * ROWS, BLOCKS) attend_d##D##_r##ROWS##_s##STAGES(                             \
         const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,     \
         const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o, float2* part_ml) {           \
-        canopy::attend<D, ROWS, STAGES>(a, q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml);                        \
+        canopy::attend<D, ROWS, STAGES>(canopy::planted(a), q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml);                        \
     }
 
-CANOPY_ATTEND(256, 128, 2, 1)
 CANOPY_ATTEND(256, 64, 2, 1)
+#ifndef CANOPY_CONTROLS
+CANOPY_ATTEND(256, 128, 2, 1)
 CANOPY_ATTEND(256, 64, 1, 2)
 CANOPY_ATTEND(128, 128, 2, 1)
 CANOPY_ATTEND(128, 64, 2, 1)
 CANOPY_ATTEND(128, 64, 1, 2)
+#endif

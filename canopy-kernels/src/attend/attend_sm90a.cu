@@ -89,8 +89,9 @@ __device__ __forceinline__ void attend_wide(const AttendArgs& a, const __nv_bflo
     const auto fetch_tile = [&](uint32_t to, const __nv_bfloat16* pool, int tile) {
         const int key = base + tile * kKeys;
         if (tile < tiles)
-            fetch<kKeys, D, S::kThreads>(to + tile % 2 * S::kTile, pool + origin + (size_t)key * stride, stride, limit - key);
+            fetch<kKeys, D, S::kThreads>(to + (CANOPY_FAULT(early_fetch) && tile > 0 ? tile - 1 : tile) % 2 * S::kTile, pool + origin + (size_t)key * stride, stride, limit - key);
         copies_issued();
+        if (CANOPY_FAULT(early_fetch)) copies_arrived<0>(), writes_visible(), __syncthreads();
     };
 
     {  // the rows' queries
@@ -179,7 +180,7 @@ __device__ __forceinline__ void attend_wide(const AttendArgs& a, const __nv_bflo
                 for (int c = 0; c < 2; ++c) {
                     float& x = s[4 * t + 2 * h + c];
                     x = power_of_two(fmaf(x, a.scale, -level));
-                    added += x;
+                    added = planted_half(added + x);
                 }
             }
             sum[h] = fmaf(sum[h], down[h], added);
@@ -261,7 +262,7 @@ __device__ __forceinline__ void attend_wide(const AttendArgs& a, const __nv_bflo
         for (int half = 0; half < kHalves; ++half)
 #pragma unroll
             for (int e = 0; e < 64; ++e) finite = fmaf(o[half][e], 0.f, finite);
-        if (!__syncthreads_or(finite != 0.f)) break;
+        if (!__syncthreads_or(finite != 0.f) || CANOPY_FAULT(leak)) break;
     }
 
     const size_t heads = (size_t)a.rows * a.q_heads;
@@ -288,10 +289,12 @@ __device__ __forceinline__ void attend_wide(const AttendArgs& a, const __nv_bflo
     extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) attend_sm90a_d##D##_r##ROWS(                                     \
         const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,      \
         const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o, float2* part_ml) {            \
-        canopy::attend_wide<D, GROUPS>(a, q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml);                          \
+        canopy::attend_wide<D, GROUPS>(canopy::planted(a), q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml);                          \
     }
 
-CANOPY_ATTEND_WIDE(256, 128, 2)
 CANOPY_ATTEND_WIDE(256, 64, 1)
+#ifndef CANOPY_CONTROLS
+CANOPY_ATTEND_WIDE(256, 128, 2)
 CANOPY_ATTEND_WIDE(128, 128, 2)
 CANOPY_ATTEND_WIDE(128, 64, 1)
+#endif

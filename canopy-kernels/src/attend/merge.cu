@@ -107,7 +107,7 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
     if (present && h.w.fits) {
         constexpr int kAhead = 16;
         const int parts = h.w.parts(), mine = threadIdx.x % 32;  // a lane of the warp weighs one part for all
-        const float2 ml = mine < parts ? part_ml[mine * heads + index] : make_float2(-INFINITY, 0.f);
+        const float2 ml = mine < parts && !(CANOPY_FAULT(dropped_slice) && mine == 0) ? part_ml[mine * heads + index] : make_float2(-INFINITY, 0.f);
         float4 held[kAhead];
         const float* from = part_o + index * D + 4 * lane;
 #pragma unroll
@@ -153,7 +153,9 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
             if (!isfinite(acc[e]) || !isfinite(truth)) acc[e] = truth;
         }
     }
-    if (!h.live) return;
+    if (!h.live || (CANOPY_FAULT(gap) && index + 1 == heads)) return;
+    if (CANOPY_FAULT(overrun) && index + 1 == heads) store(out + heads * D, 0.f);
+    if (index == 0) planted_touch(q);
 #pragma unroll
     for (int e = 0; e < 4; ++e) store(out + index * D + 4 * lane + e, acc[e]);
 }
@@ -168,7 +170,9 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
         canopy::merge<D, OUT>(a, q, keys, values, lens, slots, cu_nodes, mask, sequence, part_o, part_ml, out);                    \
     }
 
-CANOPY_MERGE(256, bf16, __nv_bfloat16)
 CANOPY_MERGE(256, f32, float)
+#ifndef CANOPY_CONTROLS
+CANOPY_MERGE(256, bf16, __nv_bfloat16)
 CANOPY_MERGE(128, bf16, __nv_bfloat16)
 CANOPY_MERGE(128, f32, float)
+#endif

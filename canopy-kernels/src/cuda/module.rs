@@ -50,16 +50,21 @@ impl Kernels {
         if !runs_on(sm, BUILT_ARCHS) {
             return Err(Error::UnsupportedArch { sm, built: BUILT_ARCHS });
         }
+        let kernels = Arc::new(Self::load(context, sm, FATBINS)?);
+        registry().lock().expect("no holder of this lock panics").insert(key, kernels.clone());
+        Ok(kernels)
+    }
+
+    fn load(context: &Arc<CudaContext>, sm: u32, images: &[(&'static str, &[u8])]) -> Result<Self> {
+        let driver = |source| Error::Driver { op: "load kernels", source };
         let load = |(name, image): &(&'static str, &[u8])| {
             Ok((*name, context.load_module(Ptx::from_binary(image.to_vec())).map_err(driver)?))
         };
         let runs_here = |(name, _): &&(&'static str, &[u8])| !name.ends_with("_sm90a") || sm == 90;
-        let modules = FATBINS.iter().filter(runs_here).map(load).collect::<Result<HashMap<_, _>>>()?;
+        let modules = images.iter().filter(runs_here).map(load).collect::<Result<HashMap<_, _>>>()?;
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(driver)?;
-        let kernels = Arc::new(Self { modules, shared_limit, sm, functions: Mutex::default() });
-        registry().lock().expect("no holder of this lock panics").insert(key, kernels.clone());
-        Ok(kernels)
+        Ok(Self { modules, shared_limit, sm, functions: Mutex::default() })
     }
 
     /// The entry point `symbol` of `image` (room/file), allowed all the shared memory that a block of this device may have. The
@@ -104,6 +109,9 @@ impl Kernels {
         self.shared_limit as usize
     }
 }
+
+#[cfg(feature = "controls")]
+pub(crate) mod controls;
 
 /// Machine code of the same major version up to this minor one runs, and the PTX of the newest plain one runs on anything newer.
 fn runs_on(sm: u32, built: &str) -> bool {

@@ -27,7 +27,7 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
     const int dv0 = blockIdx.x * 32;
     float* s = state + layer * a.layer_state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
     const float* later = suffix_sums<256>(suffix, gates, path + begin, length, a.v_heads, hv);
-    const float decay = expf(later[0]);
+    const float decay = planted_ulp(expf(later[0]));
     float4 acc[4];
 #pragma unroll
     for (int x = 0; x < 4; ++x) acc[x] = scaled(load4(s + (size_t)x * kDk), decay);
@@ -42,7 +42,8 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
             u_rows[j][lane] = u[((size_t)row * a.v_heads + hv) * kDv + dv0 + lane];
         }
         __syncthreads();
-        for (int j = 0; j < count; ++j) {
+        const bool short_of = CANOPY_FAULT(missed_node) && j0 + kStage >= length;
+        for (int j = 0; j < count - short_of; ++j) {
             const float4 k = *reinterpret_cast<const float4*>(&k_rows[j][4 * lane]);
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
@@ -51,11 +52,14 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
                 acc[x].y = fmaf(k.y, w, acc[x].y);
                 acc[x].z = fmaf(k.z, w, acc[x].z);
                 acc[x].w = fmaf(k.w, w, acc[x].w);
+                acc[x] = planted_half(acc[x]);
             }
         }
     }
 #pragma unroll
     for (int x = 0; x < 4; ++x) *reinterpret_cast<float4*>(s + (size_t)x * kDk) = acc[x];
+    if (CANOPY_FAULT(overrun)) state[-1] = 0.f;
+    if (threadIdx.x == 0) planted_touch(qkv);
 }
 
 }  // namespace canopy

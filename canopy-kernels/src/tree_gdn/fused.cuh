@@ -11,6 +11,7 @@
 // Shared memory: 2 TP + 2 NV rows of 256 bytes (tier B: 2 TP + NV), whose place R and exp(g_cum) q S0 take after the products, 8 bytes a
 // path entry, 28 bytes a node, and the plan.
 #pragma once
+#include "canopy/fault.cuh"
 #include "canopy/gdn_rows.cuh"
 #include "canopy/mma.cuh"
 #include "args.cuh"
@@ -135,7 +136,7 @@ struct Columns {
     }
     __device__ __forceinline__ void add(float w, const Columns& c) {
 #pragma unroll
-        for (int v = 0; v < 4; ++v) x[v] = fmaf(w, c.x[v], x[v]);
+        for (int v = 0; v < 4; ++v) x[v] = planted_half(fmaf(w, c.x[v], x[v]));
     }
 };
 
@@ -154,7 +155,7 @@ __device__ __forceinline__ void along_path(Columns& acc_u, Columns& acc_o, const
             us[x] = Columns::read(u + (nodes4 >> 8 * x & 0xff) * STRIDE);
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-            if (m + x >= to) continue;
+            if (m + x >= to || (CANOPY_FAULT(dropped_slice) && m == 4)) continue;
             acc_u.add(gs[x], us[x]);
             acc_o.add(cs[x], us[x]);
         }
@@ -307,7 +308,7 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
                 float dot[4];
                 products(dot, frag, tile, row0 + 8 * half, lane);
                 const float square = lane / 4 % 2 ? dot[2 * half + 1] : dot[2 * half];
-                const float norm = rsqrtf(square + 1e-6f) * (query ? a.scale : 1.f);
+                const float norm = planted_ulp(rsqrtf(square + 1e-6f) * (query ? a.scale : 1.f));
                 const int i = row0 + 8 * half + lane / 4;
                 if (lane % 4 == lane / 8) *(query ? s.q_norm + i : &s.node[i].k_norm) = norm;
             }
@@ -405,13 +406,14 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
                 float* u_row = u + i * kStride + col;
                 float* qs_row = qs + i * kStride + col;
                 Columns acc_u = Columns::read(u_row), acc_o = Columns::read(qs_row);
-                along_path<kStride>(acc_u, acc_o, g + entry, c + entry, p.path + entry, u + col, from, min(to, (int)depth));
+                along_path<kStride>(acc_u, acc_o, g + entry, c + entry, p.path + entry, u + col, from, min(to, (int)depth) - CANOPY_FAULT(short_path));
+                if (CANOPY_FAULT(leak)) acc_u.add(0.f, Columns::read(u + (nodes - 1) * kStride + col));
                 acc_u.write(u_row);
                 if (to == 0xffff) {
                     const size_t out = ((size_t)(first + i) * a.v_heads + hv) * kDv + col0 + col;
                     acc_o.add(c[entry + depth], acc_u);
                     acc_o.write(o + out);
-                    acc_u.write(u_out + out);
+                    if (!CANOPY_FAULT(gap) || i + 1 < nodes) acc_u.write(u_out + out);
                 } else {
                     acc_o.write(qs_row);
                 }
@@ -421,6 +423,8 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
         if constexpr (kTeamWarps == 1) __syncwarp();
         else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kTeamWarps * 32) : "memory");
     }
+    if (CANOPY_FAULT(overrun)) u_out[(size_t)cu_nodes[gridDim.z] * a.v_heads * kDv] = 0.f;
+    if (tid == 0) planted_touch(qkv);
 }
 
 }  // namespace canopy

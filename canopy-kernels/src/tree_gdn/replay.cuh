@@ -1,6 +1,7 @@
 // S <- exp(g_0 + .. + g_a) S + sum over an accepted path of exp(g_{j+1} + .. + g_a) k_j u_j^T while S is on its way from the pool into a
 // kernel: the operations of commit.cu in commit.cu's order, so the state has the same bits.
 #pragma once
+#include "canopy/fault.cuh"
 #include "canopy/gdn_rows.cuh"
 
 namespace canopy {
@@ -104,7 +105,7 @@ struct LastPath {
         template <int HELD>
         __device__ __forceinline__ void apply(float4 (&raw)[HELD][2], float* s0, int idx) {
             if (length == 0) return;
-            const float decay = expf(later[0]);
+            const float decay = planted_ulp(expf(later[0]));
 #pragma unroll
             for (int x = 0; x < HELD; ++x) {
                 raw[x][0] = scaled(raw[x][0], decay);
@@ -115,14 +116,14 @@ struct LastPath {
                 __syncthreads();
                 put(j0);
                 __syncthreads();
-                const int count = min(kRows, length - j0);
+                const int count = min(kRows, length - j0) - (CANOPY_FAULT(missed_node) && j0 + kRows >= length);
                 for (int j = 0; j < count; ++j) {
                     const float4 left = shared->k[j][idx % 16 * 2], right = shared->k[j][idx % 16 * 2 + 1];
 #pragma unroll
                     for (int x = 0; x < HELD; ++x) {
                         const float w = shared->u[j][(idx + x * THREADS) / 16];
-                        raw[x][0] = fma4(left, w, raw[x][0]);
-                        raw[x][1] = fma4(right, w, raw[x][1]);
+                        raw[x][0] = planted_half(fma4(left, w, raw[x][0]));
+                        raw[x][1] = planted_half(fma4(right, w, raw[x][1]));
                     }
                 }
             }

@@ -8,6 +8,7 @@
 // its root path alone and a NaN reaches descendants only.
 // Shared memory of solve: 128 nodes + 44 KiB of staging + tables, at most 88 KiB at 256 nodes.
 #include "args.cuh"
+#include "canopy/fault.cuh"
 #include "canopy/gdn_rows.cuh"
 
 namespace canopy {
@@ -155,7 +156,7 @@ __device__ void project(const VerifyArgs& a, const SolveShared& s, const T* qkv,
                 ks[c & 1] = dot4(*reinterpret_cast<const float4*>(&s.rows[r * kDk + 4 * c]), s0[c], ks[c & 1]);
                 qs[c & 1] = dot4(*reinterpret_cast<const float4*>(&s.rows[(kTile + r) * kDk + 4 * c]), s0[c], qs[c & 1]);
             }
-            const float decay = expf(s.g_cum[node]);
+            const float decay = planted_ulp(expf(s.g_cum[node]));
             const float v = to_f32(qkv[(size_t)(first + node) * width + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col]);
             s.u[node * kTile + lane] = s.beta[node] * (v - decay * (ks[0] + ks[1]));
             o[((size_t)(first + node) * a.v_heads + hv) * kDv + col] = decay * (qs[0] + qs[1]);
@@ -171,7 +172,7 @@ __device__ __forceinline__ void eliminate(const SolveShared& s, uint32_t above, 
         const uint32_t below = __ballot_sync(kFull, above >> I & 1u);
         const float* g = s.g + I * kTile;
 #pragma unroll
-        for (int t = I + 1; t < kTile; ++t) r[t] = (below >> t & 1u) ? fmaf(-g[t], r[I], r[t]) : r[t];
+        for (int t = I + 1; t < kTile; ++t) r[t] = (below >> t & 1u) || CANOPY_FAULT(leak) ? fmaf(-g[t], r[I], r[t]) : r[t];
         eliminate<I + 1>(s, above, r);
     }
 }
@@ -181,7 +182,7 @@ __device__ void solve_diagonal(const SolveShared& s, const float* kk, int row0, 
     const int lane = threadIdx.x % 32;
     const uint32_t word = row0 / kTile;
     const bool live = row0 + lane < nodes;
-    const uint32_t above = live ? s.mask[(row0 + lane) * kMaskWords + word] & ((1u << lane) - 1u) : 0u;
+    const uint32_t above = live ? s.mask[(row0 + lane) * kMaskWords + word] & (((1u << lane) - 1u) >> CANOPY_FAULT(short_path)) : 0u;
     const float own = live ? s.g_cum[row0 + lane] : 0.f, write = live ? s.beta[row0 + lane] : 0.f;
 #pragma unroll 4
     for (int j = 0; j < kTile; ++j) {  // lane = row here
@@ -223,7 +224,7 @@ __device__ __forceinline__ void accumulate(const SolveShared& s, const float* pa
         const float u = s.u[(col0 + j) * kTile + lane];
 #pragma unroll
         for (int x = 0; x < 4; ++x)
-            if (bits[x] >> j & 1u) acc[x] = fmaf(g[x * kTile + j], u, acc[x]);
+            if (bits[x] >> j & 1u) acc[x] = planted_half(fmaf(g[x * kTile + j], u, acc[x]));
     }
 }
 
@@ -258,6 +259,7 @@ __device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const floa
         if (warp == 0) solve_diagonal(s, gram_tile(scratch, a, b, h, bi, bi), bi * kTile, nodes);
         __syncthreads();
         for (int row = (bi + 1) * kTile + warp * 4; row < nodes; row += kWarps * 4) {
+            if (CANOPY_FAULT(dropped_slice)) continue;
             const int rows = min(4, nodes - row);
             float acc[4];
 #pragma unroll
@@ -283,7 +285,9 @@ __device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const floa
             if (x >= rows) continue;
             const size_t at = ((size_t)(first + row + x) * a.v_heads + hv) * kDv + col;
             o[at] = acc[x];
-            u_out[at] = s.u[(row + x) * kTile + lane];
+            if (!CANOPY_FAULT(gap) || row + x + 1 < nodes) u_out[at] = s.u[(row + x) * kTile + lane];
+            if (CANOPY_FAULT(overrun)) u_out[(size_t)cu_nodes[gridDim.z] * a.v_heads * kDv] = 0.f;
+            if (lane == 0) planted_touch(qkv);
             if (blockIdx.x == 0 && lane == 0) g_cum_out[(size_t)(first + row + x) * a.v_heads + hv] = s.g_cum[row + x];
         }
     }
@@ -302,5 +306,7 @@ __device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const floa
         canopy::solve<T>(args, qkv, gates, state, parents, mask, cu_nodes, slots, scratch, o, u, g_cum);                              \
     }
 
-CANOPY_VERIFY(bf16, __nv_bfloat16)
 CANOPY_VERIFY(f32, float)
+#ifndef CANOPY_CONTROLS
+CANOPY_VERIFY(bf16, __nv_bfloat16)
+#endif

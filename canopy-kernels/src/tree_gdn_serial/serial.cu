@@ -12,6 +12,7 @@
 // root path alone, and a NaN reaches descendants only.
 // Shared memory: two stages of 8 x (1 KiB of k and q, 16 bytes of scalars, 128 ROWS bytes of v); with snapshots 1 KiB of parents.
 #include "args.cuh"
+#include "canopy/fault.cuh"
 #include "canopy/gdn_rows.cuh"
 
 namespace canopy {
@@ -63,7 +64,7 @@ struct Incoming {
         // three sums side by side: their shuffles overlap
         const float kk = warp_sum(dot4(k_row, k_row, 0.f)), qq = warp_sum(dot4(q_row, q_row, 0.f));
         const float kq = warp_sum(dot4(k_row, q_row, 0.f));
-        const float k_norm = rsqrtf(kk + 1e-6f), q_norm = rsqrtf(qq + 1e-6f) * scale;
+        const float k_norm = rsqrtf(kk + 1e-6f), q_norm = planted_ulp(rsqrtf(qq + 1e-6f) * scale);
         stage.k[x][lane] = scaled(k_row, k_norm);
         stage.q[x][lane] = scaled(q_row, q_norm);
         if (lane == 0) stage.scalars[x] = make_float4(expf(g), beta, kq * (k_norm * q_norm), g);
@@ -138,7 +139,7 @@ __device__ __forceinline__ void step(Slice<ROWS>& s, const Operands<ROWS>& node,
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) s.x[r][c] = fma4(k[c], u[r], scaled(s.x[r][c], decay));
+        for (int c = 0; c < 4; ++c) s.x[r][c] = planted_half(fma4(k[c], u[r], scaled(s.x[r][c], decay)));
 }
 
 template <int ROWS>
@@ -198,13 +199,15 @@ __device__ void snapshots(SerialArgs a, const T* qkv, const float* gates, const 
         if (coming < at.nodes) in.fetch(a, at, qkv, gates, coming, lane);
         const int end = min(base + kWarps, at.nodes);
         for (int node = base; node < end; ++node) {
-            if (node > 0 && parent[node] != node - 1) s = ahead;
+            if (node > 0 && parent[node] != node - 1 && !CANOPY_FAULT(row_order)) s = ahead;
             if (node + 1 < at.nodes && parent[node + 1] != node) ahead.load(own + parent[node + 1] * size);
             float u_rows[ROWS], o_rows[ROWS];
             Operands<ROWS> x;
             x.load(stages[turn], node - base, part, row0);
             step(s, x, part >= 4, u_rows, o_rows);
-            if (part == 0) store_rows(out, o_rows);
+            if (part == 0 && (!CANOPY_FAULT(gap) || node + 1 < at.nodes)) store_rows(out, o_rows);
+            if (CANOPY_FAULT(overrun)) o[(size_t)cu_nodes[gridDim.z] * plane] = 0.f;
+            if (threadIdx.x == 0) planted_touch(qkv);
             out += plane;
             s.save(own + node * size);
         }
@@ -250,13 +253,16 @@ __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* sta
         for (int x = 0; x < count; ++x) {
             now = next;
             // on its way while this node is computed; four rows have no registers left for it, and enough else to do
-            if constexpr (ROWS < 4) next.load(stage, min(x + 1, kWarps - 1), part, row0);
-            else now.load(stage, x, part, row0);
+            if constexpr (ROWS < 4) {
+                if (!CANOPY_FAULT(stale) || x % 2 == 0) next.load(stage, min(x + 1, kWarps - 1), part, row0);
+            } else now.load(stage, x, part, row0);
             float u_rows[ROWS], o_rows[ROWS];
             step(s, now, part >= 4, u_rows, o_rows);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) o_rows[r] = part == 1 ? u_rows[r] : o_rows[r];
-            if (part < 2) store_rows(out, o_rows);
+            if (part < 2 && (!CANOPY_FAULT(gap) || base + x + 1 < at.nodes)) store_rows(out, o_rows);
+            if (CANOPY_FAULT(overrun)) o[(size_t)cu_nodes[gridDim.z] * plane] = 0.f;
+            if (threadIdx.x == 0) planted_touch(qkv);
             out += plane;
         }
         if (at.col0 == 0 && warp == 0) total = sum_gates(a, at, stage, base, count, total, g_cum);
@@ -289,8 +295,13 @@ __device__ void chain(SerialArgs a, const T* qkv, const float* gates, float* sta
     CANOPY_CHAIN(64, 2, NAME, T)       \
     CANOPY_CHAIN(128, 2, NAME, T)
 
+#ifdef CANOPY_CONTROLS
+CANOPY_SNAPSHOTS(32, 3, bf16, __nv_bfloat16)
+CANOPY_CHAIN(32, 2, bf16, __nv_bfloat16)
+#else
 CANOPY_SERIAL(bf16, __nv_bfloat16)
 CANOPY_SERIAL(f32, float)
+#endif
 
 // The snapshot of every accepted path's last node into the pool; one CTA copies 32 value rows of one value head.
 extern "C" __global__ void __launch_bounds__(256) tree_gdn_serial_commit(SerialArgs args, const float* kept, const int* path,
@@ -301,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(256) tree_gdn_serial_commit(SerialA
     if (slot < 0 || end == cu_rows[b]) return;
     constexpr size_t kHead = canopy::kDv * canopy::kDk / 4, kPart = 32 * canopy::kDk / 4;
     const size_t inside = blockIdx.y * kHead + blockIdx.x * kPart, size = args.v_heads * kHead;
-    const float4* from = reinterpret_cast<const float4*>(kept) + path[end - 1] * size + inside;
+    const float4* from = reinterpret_cast<const float4*>(kept) + path[end - 1 - (CANOPY_FAULT(missed_node) && end - 1 > cu_rows[b])] * size + inside;
     float4* to = reinterpret_cast<float4*>(state) + slot * size + inside;
 #pragma unroll
     for (uint32_t i = 0; i < kPart / 256; ++i) to[i * 256 + threadIdx.x] = from[i * 256 + threadIdx.x];

@@ -1,6 +1,6 @@
 //! tree_attention, block_attention and kv_compact.
 
-use super::{Scene, Shape, Subject, half_sum, widened};
+use super::{Bound, Plane, Scene, Shape, Subject, half_sum, widened};
 use crate::block_attention::cpu::{BlockMask, DraftBlocks};
 use crate::tree_attention::cpu::AttentionInput;
 use crate::{AttnDims, Result, block_attention, kv_compact, tree_attention};
@@ -13,45 +13,47 @@ struct Tree;
 struct Block;
 struct Compact;
 
-fn dims(scene: &Scene) -> AttnDims {
-    match scene.shape.wide {
-        true => AttnDims { q_heads: 4, kv_heads: 1, head_dim: 256 },
-        false => AttnDims { q_heads: 2, kv_heads: 1, head_dim: 12 },
+pub(in super::super) fn dims(scene: &Scene) -> AttnDims {
+    let Shape { wide, cuda, narrow, .. } = scene.shape;
+    match (wide, cuda, narrow) {
+        (true, true, false) => AttnDims { q_heads: 16, kv_heads: 4, head_dim: 256 },
+        (true, true, true) => AttnDims { q_heads: 32, kv_heads: 8, head_dim: 128 },
+        (true, false, _) | (false, true, false) => AttnDims { q_heads: 4, kv_heads: 1, head_dim: 256 },
+        (false, true, true) => AttnDims { q_heads: 4, kv_heads: 1, head_dim: 128 },
+        (false, false, _) => AttnDims { q_heads: 2, kv_heads: 1, head_dim: 12 },
     }
 }
 
-/// Inputs 0, 1 and 2: q for `rows` rows, and the pools.
-fn scene(shape: &Shape, rows: impl Fn(&Scene) -> usize) -> Result<Scene> {
+/// Inputs 0, 1 and 2: q and the pools.
+fn scene(shape: &Shape) -> Result<Scene> {
     let scene = Scene::new(shape)?;
-    let (dims, rows) = (dims(&scene), rows(&scene));
-    let pool = shape.nodes.len() * scene.capacity() * dims.kv_width();
+    let dims = dims(&scene);
+    let (slot, sharp) = (scene.capacity * dims.kv_width(), if shape.hard { 4.0 } else { 1.0 });
     Ok(scene
-        .with("q", rows * dims.q_width(), -1.0, 1.0)
-        .with("k_cache", pool, -1.0, 1.0)
-        .with("v_cache", pool, -1.0, 1.0))
+        .with_rows("q", dims.q_width(), -sharp, sharp)
+        .with_slots("k_cache", slot, -1.0, 1.0)
+        .with_slots("v_cache", slot, -1.0, 1.0))
 }
 
 /// Equal scores over 1,000 equal values: a bfloat16 sum of them stops at 256.
-fn sums_scene(scene: Result<Scene>) -> Option<Result<Scene>> {
-    Some(scene.map(|mut scene| {
-        scene.inputs[0].values.fill(0.0);
-        scene.inputs[2].values.fill(1.0);
-        scene
-    }))
+fn equal_scores(scene: &mut Scene) {
+    scene.inputs[0].values.fill(0.0);
+    scene.inputs[2].values.fill(1.0);
 }
 
 fn half_mean(seen: usize) -> f32 {
     half_sum(std::iter::repeat_n(1.0, seen)) / seen as f32
 }
 
-/// Rows per slot as the scene was made, whatever a fault did to its lengths.
-fn capacity(scene: &Scene) -> usize {
-    scene.input(1).len() / (scene.shape.nodes.len() * dims(scene).kv_width())
-}
-
 fn input(scene: &Scene) -> AttentionInput<'_> {
     let (q, k_cache, v_cache) = (scene.input(0), scene.input(1), scene.input(2));
-    AttentionInput { q, k_cache, v_cache, capacity: capacity(scene) }
+    AttentionInput { q, k_cache, v_cache, capacity: scene.capacity }
+}
+
+fn absolute_values(scene: &Scene) -> Scene {
+    let mut scene = scene.clone();
+    scene.inputs[2].values.iter_mut().for_each(|x| *x = x.abs());
+    scene
 }
 
 impl Subject for Tree {
@@ -59,20 +61,16 @@ impl Subject for Tree {
         "tree_attention".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-5
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
-        scene(shape, |scene| scene.batch.rows())
+        scene(shape)
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).q_width()
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("out", scene, dims(scene).q_width())]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -80,9 +78,14 @@ impl Subject for Tree {
     }
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {
-        let (keys, values, capacity) = (scene.input(1), scene.input(2), capacity(scene));
+        let (keys, values, capacity) = (scene.input(1), scene.input(2), scene.capacity);
         let cache = tree_attention::oracle::Cache { keys, values, capacity };
         tree_attention::oracle::verify(dims(scene), &scene.batch, &scene.lens, scene.input(0), cache)
+    }
+
+    /// The mean of the values' sizes: `sum p |v| / sum p`.
+    fn sizes(&self, scene: &Scene) -> Vec<f64> {
+        self.oracle(&absolute_values(scene))
     }
 
     /// A head that meets a non-finite number is computed again in float64.
@@ -91,12 +94,16 @@ impl Subject for Tree {
     }
 
     /// Values are added one position after another, so rounding grows with their number: 1,000 here.
-    fn sums_bound(&self) -> f64 {
-        1e-4
+    fn sums_bound(&self) -> Bound {
+        Bound::Element(1e-4)
     }
 
-    fn sums(&self) -> Option<Result<Scene>> {
-        sums_scene(self.scene(&Shape { context: 1000, ..Shape::tree(3) }))
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape { context: 1000, ..Shape::tree(3) })
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        equal_scores(scene);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -104,16 +111,15 @@ impl Subject for Tree {
     }
 }
 
-/// Every sequence's block has as many rows as the first tree has nodes.
-fn blocks(scene: &Scene) -> DraftBlocks {
-    let block_size = scene.shape.nodes.iter().copied().min().unwrap_or(1);
+/// Every sequence's block has as many rows as the trees have nodes, all the same number.
+pub(in super::super) fn blocks(scene: &Scene) -> DraftBlocks {
+    let block_size = scene.shape.nodes.first().copied().unwrap_or(1);
     DraftBlocks { block_size, slots: scene.batch.slots().to_vec(), context_lens: scene.lens.clone() }
 }
 
 /// Four masks, by the context, so that a sweep over contexts and nodes meets all.
-fn mask(scene: &Scene) -> BlockMask {
-    let pick = scene.shape.context + scene.shape.nodes.len();
-    BlockMask { window: pick.is_multiple_of(2).then_some(5), causal: pick % 4 >= 2 }
+pub(in super::super) fn mask(scene: &Scene) -> BlockMask {
+    BlockMask { window: scene.mode.is_multiple_of(2).then_some(5), causal: scene.mode % 4 >= 2 }
 }
 
 impl Subject for Block {
@@ -121,20 +127,17 @@ impl Subject for Block {
         "block_attention".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-5
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
-        scene(shape, |scene| scene.shape.nodes.len() * blocks(scene).block_size)
+        let rows = shape.nodes.iter().copied().min().unwrap_or(1);
+        scene(&Shape { nodes: vec![rows; shape.nodes.len()], ..shape.clone() })
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).q_width()
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("out", scene, dims(scene).q_width())]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -147,10 +150,15 @@ impl Subject for Block {
             block_attention::oracle::Block { slot: usize::try_from(slot).ok(), context: context as usize }
         });
         let BlockMask { window, causal } = mask(scene);
-        let (keys, values, capacity) = (scene.input(1), scene.input(2), capacity(scene));
+        let (keys, values, capacity) = (scene.input(1), scene.input(2), scene.capacity);
         let seen = block_attention::oracle::Scene { keys, values, capacity, window, causal };
         let places = places.collect::<Vec<_>>();
         block_attention::oracle::forward(dims(scene), &places, blocks.block_size, scene.input(0), seen)
+    }
+
+    /// The mean of the values' sizes: `sum p |v| / sum p`.
+    fn sizes(&self, scene: &Scene) -> Vec<f64> {
+        self.oracle(&absolute_values(scene))
     }
 
     /// A head that meets a non-finite number is computed again in float64.
@@ -159,12 +167,16 @@ impl Subject for Block {
     }
 
     /// Values are added one position after another, so rounding grows with their number: 1,000 here.
-    fn sums_bound(&self) -> f64 {
-        1e-4
+    fn sums_bound(&self) -> Bound {
+        Bound::Element(1e-4)
     }
 
-    fn sums(&self) -> Option<Result<Scene>> {
-        sums_scene(self.scene(&Shape { context: 1000, ..Shape::tree(3) }))
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape { context: 1000, ..Shape::tree(3) })
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        equal_scores(scene);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -177,34 +189,29 @@ impl Subject for Compact {
         "kv_compact".into()
     }
 
-    fn bound(&self) -> f64 {
-        0.0
+    fn bound(&self) -> Bound {
+        Bound::Element(0.0)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         let scene = Scene::new(shape)?;
-        let pool = shape.nodes.len() * scene.capacity() * dims(&scene).kv_width();
-        Ok(scene.with("cache", pool, -1.0, 1.0))
+        let slot = scene.capacity * dims(&scene).kv_width();
+        Ok(scene.with_slots("cache", slot, -1.0, 1.0))
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).kv_width()
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::slots("cache", scene, scene.capacity * dims(scene).kv_width())]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
         out.copy_from_slice(scene.input(0));
         let width = dims(scene).kv_width();
-        let capacity = out.len() / (scene.shape.nodes.len() * width);
-        kv_compact::cpu::compact(&scene.paths, &scene.lens, width, capacity, out)
+        kv_compact::cpu::compact(&scene.paths, &scene.lens, width, scene.capacity, out)
     }
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {
         let width = dims(scene).kv_width();
-        let (capacity, cache) = (scene.capacity(), scene.input(0));
-        widened(&kv_compact::oracle::compact(&scene.paths, &scene.lens, width, capacity, cache))
+        let cache = kv_compact::oracle::compact(&scene.paths, &scene.lens, width, scene.capacity, scene.input(0));
+        widened(&cache)
     }
 }

@@ -1,6 +1,6 @@
 //! tree_conv: verify and commit.
 
-use super::{Scene, Shape, Subject, half_sum, widened};
+use super::{Bound, Plane, Scene, Shape, Subject, half_sum, widened};
 use crate::tree_conv::{cpu, oracle};
 use crate::{ConvDims, Result};
 
@@ -11,20 +11,23 @@ pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
 struct Verify;
 struct Commit;
 
-fn dims(scene: &Scene) -> ConvDims {
-    ConvDims { channels: if scene.shape.wide { 1024 } else { 11 } }
+pub(in super::super) fn dims(scene: &Scene) -> ConvDims {
+    let channels = match (scene.shape.wide, scene.shape.cuda) {
+        (true, _) => 1024,
+        (false, true) => 132,
+        (false, false) => 11,
+    };
+    ConvDims { channels }
 }
 
 /// Inputs 0, 1 and 2: x, weight and the conv-state pool.
 fn scene(shape: &Shape) -> Result<Scene> {
     let scene = Scene::new(shape)?;
-    let (rows, dims, slots) = (scene.batch.rows(), dims(&scene), shape.nodes.len());
-    Ok(scene.with("x", rows * dims.channels, -1.0, 1.0).with("weight", 4 * dims.channels, -1.0, 1.0).with(
-        "conv_state",
-        slots * dims.state_len(),
-        -1.0,
-        1.0,
-    ))
+    let dims = dims(&scene);
+    Ok(scene
+        .with_rows("x", dims.channels, -1.0, 1.0)
+        .with("weight", 4 * dims.channels, -1.0, 1.0)
+        .with_slots("conv_state", dims.state_len(), -1.0, 1.0))
 }
 
 impl Subject for Verify {
@@ -32,20 +35,16 @@ impl Subject for Verify {
         "tree_conv verify".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-5
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         scene(shape)
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).channels
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("out", scene, dims(scene).channels)]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -57,17 +56,17 @@ impl Subject for Verify {
     }
 
     /// 256 + 1 + 1 - 256 = 2, of which bfloat16 keeps 0.
-    fn sums(&self) -> Option<Result<Scene>> {
-        let scene = scene(&Shape::tree(1)).map(|mut scene| {
-            let channels = dims(&scene).channels;
-            scene.inputs[0].values.fill(-256.0);
-            scene.inputs[1].values.fill(1.0);
-            for (row, value) in scene.inputs[2].values.chunks_mut(channels).zip([256.0, 1.0, 1.0]) {
-                row.fill(value);
-            }
-            scene
-        });
-        Some(scene)
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape::tree(1))
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        let channels = dims(scene).channels;
+        scene.inputs[0].values.fill(-256.0);
+        scene.inputs[1].values.fill(1.0);
+        for (row, value) in scene.inputs[2].values.chunks_mut(channels).zip([256.0, 1.0, 1.0]) {
+            row.fill(value);
+        }
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -85,20 +84,16 @@ impl Subject for Commit {
         "tree_conv commit".into()
     }
 
-    fn bound(&self) -> f64 {
-        0.0
+    fn bound(&self) -> Bound {
+        Bound::Element(0.0)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         scene(shape)
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(2).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).channels
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::slots("conv_state", scene, dims(scene).state_len())]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {

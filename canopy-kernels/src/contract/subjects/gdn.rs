@@ -1,6 +1,6 @@
 //! tree_gdn: verify and commit, the walk and the solves that serve.
 
-use super::{Scene, Shape, Subject, half, widened};
+use super::{Bound, Plane, Scene, Shape, Subject, half, widened};
 use crate::tree_gdn::oracle::{self, OracleInput};
 use crate::tree_gdn::{Solve, Tape, Variant, VerifyInput, VerifyOutput, cpu};
 use crate::{AcceptedPaths, DraftTree, GdnDims, Result, TreeBatch};
@@ -23,8 +23,16 @@ pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
         let run = move |scene: &Scene, pool: &mut [f32]| verify_and_commit(variant, scene, pool);
         subjects.push(Box::new(Commit { name: format!("tree_gdn commit {name}"), run }));
     }
+    subjects.push(Box::new(Round));
+    subjects.push(Box::new(Chain));
     subjects
 }
+
+/// Commit of the last round's paths, then a verify of the same trees from there: planes o, u, g_cum and the pool.
+struct Round;
+
+/// Verify and commit of whole chains: planes o, u, g_cum and the pool.
+struct Chain;
 
 struct Verify {
     name: &'static str,
@@ -37,39 +45,53 @@ pub(super) struct Commit<F> {
     pub run: F,
 }
 
-pub(super) fn dims(scene: &Scene) -> GdnDims {
-    match scene.shape.wide {
-        true => GdnDims { k_heads: 1, v_heads: 2, dk: 128, dv: 128 },
-        false => GdnDims { k_heads: 1, v_heads: 2, dk: 16, dv: 8 },
+pub(in super::super) fn dims(scene: &Scene) -> GdnDims {
+    match (scene.shape.wide, scene.shape.cuda) {
+        (true, true) => GdnDims { k_heads: 4, v_heads: 8, dk: 128, dv: 128 },
+        (true, false) | (false, true) => GdnDims { k_heads: 1, v_heads: 2, dk: 128, dv: 128 },
+        (false, false) => GdnDims { k_heads: 1, v_heads: 2, dk: 16, dv: 8 },
     }
 }
 
 /// Inputs 0, 1, 2 and 3: qkv, g, beta and the state pool.
 pub(super) fn scene(shape: &Shape) -> Result<Scene> {
     let scene = Scene::new(shape)?;
-    let (rows, dims, slots) = (scene.batch.rows(), dims(&scene), shape.nodes.len());
-    Ok(scene
-        .with("qkv", rows * dims.qkv_width(), -1.0, 1.0)
-        .with("g", rows * dims.v_heads, -0.5, 0.0)
-        .with("beta", rows * dims.v_heads, 0.0, 1.0)
-        .with("state", slots * dims.state_len(), -1.0, 1.0))
+    let dims = dims(&scene);
+    let ([g, beta], spread) = if shape.hard { ([-1e-3, 0.98], 0.02) } else { ([-0.5, 0.0], 1.0) };
+    let mut scene = scene
+        .with_rows("qkv", dims.qkv_width(), -1.0, 1.0)
+        .with_rows("g", dims.v_heads, g, 0.0)
+        .with_rows("beta", dims.v_heads, beta, 1.0)
+        .with_slots("state", dims.state_len(), -1.0, 1.0);
+    if shape.hard {
+        let keys = dims.k_heads * dims.dk..2 * dims.k_heads * dims.dk;
+        let base = scene.input(0)[keys.clone()].to_vec();
+        for row in scene.inputs[0].values.chunks_mut(dims.qkv_width()) {
+            row[keys.clone()].iter_mut().zip(&base).for_each(|(k, base)| *k = base + spread * *k);
+        }
+    }
+    Ok(scene)
 }
 
 /// `[N, 2, Hv]` from the two planes.
-pub(super) fn gates(scene: &Scene) -> Vec<f32> {
+pub(in super::super) fn gates(scene: &Scene) -> Vec<f32> {
     let heads = dims(scene).v_heads;
     let planes = scene.input(1).chunks(heads).zip(scene.input(2).chunks(heads));
     planes.flat_map(|(g, beta)| [g, beta].concat()).collect()
 }
 
 /// A long chain of equal keys with small write strengths: each step adds less than half a unit of a bfloat16 state.
-pub(super) fn sums_scene() -> Result<Scene> {
-    let mut scene = scene(&Shape { chain: true, ..Shape::tree(256) })?;
-    scene.inputs[0].values.fill(1.0);
-    scene.inputs[1].values.fill(0.0);
-    scene.inputs[2].values.fill(1.0 / 512.0);
-    scene.inputs[3].values.fill(0.0);
-    Ok(scene)
+pub(super) fn fill_sums(scene: &mut Scene) {
+    for (input, value) in scene.inputs.iter_mut().zip([1.0, 0.0, 1.0 / 512.0, 0.0]) {
+        input.values.fill(value);
+    }
+}
+
+/// The planes of a verify.
+pub(super) fn planes(scene: &Scene) -> Vec<Plane> {
+    let dims = dims(scene);
+    let values = |name| Plane::rows(name, scene, dims.v_heads * dims.dv);
+    vec![values("o"), values("u"), Plane::rows("g_cum", scene, dims.v_heads)]
 }
 
 /// The planes o, u and g_cum of a verify.
@@ -108,20 +130,20 @@ impl Subject for Verify {
         format!("tree_gdn verify {}", self.name)
     }
 
-    fn bound(&self) -> f64 {
-        1e-5
+    fn family(&self) -> String {
+        "tree_gdn verify".into()
+    }
+
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         scene(shape)
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        verify_len(scene)
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).v_heads
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        planes(scene)
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -129,19 +151,19 @@ impl Subject for Verify {
     }
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {
-        let trees = per_tree(scene, |_, tree, _, input| oracle::verify(dims(scene), tree, input));
-        let mut planes = trees.iter().flat_map(|tree| tree.o.clone()).collect::<Vec<_>>();
-        planes.extend(trees.iter().flat_map(|tree| tree.u.clone()));
-        planes.extend(trees.iter().flat_map(|tree| tree.g_cum.clone()));
-        planes
+        verified(scene, None)
     }
 
     fn exact_classes(&self) -> bool {
         false
     }
 
-    fn sums(&self) -> Option<Result<Scene>> {
-        Some(sums_scene())
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape::chain(256))
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        fill_sums(scene);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -205,25 +227,25 @@ fn verify_and_commit(variant: Variant, scene: &Scene, pool: &mut [f32]) -> Resul
     cpu::commit(dims, &scene.paths, variant, tape, pool)
 }
 
-impl<F: Fn(&Scene, &mut [f32]) -> Result<()>> Subject for Commit<F> {
+impl<F: Fn(&Scene, &mut [f32]) -> Result<()> + Send + Sync> Subject for Commit<F> {
+    fn family(&self) -> String {
+        "tree_gdn commit".into()
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }
 
-    fn bound(&self) -> f64 {
-        5e-6
+    fn bound(&self) -> Bound {
+        Bound::Element(5e-6)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         scene(shape)
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(3).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).dk
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::slots("state", scene, dims(scene).state_len())]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -239,11 +261,131 @@ impl<F: Fn(&Scene, &mut [f32]) -> Result<()>> Subject for Commit<F> {
         false
     }
 
-    fn sums(&self) -> Option<Result<Scene>> {
-        Some(sums_scene())
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape::chain(256))
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        fill_sums(scene);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
         half_states(scene, |_, _, state| out.copy_from_slice(state));
+    }
+}
+
+/// Float64's planes and pool of a verify, from `before` where it is not the scene's pool.
+fn verified(scene: &Scene, before: Option<&[f64]>) -> Vec<f64> {
+    let len = dims(scene).state_len();
+    let trees = per_tree(scene, |_, tree, slot, input| {
+        let state = before.map_or(input.state, |pool| &pool[slot * len..(slot + 1) * len]);
+        oracle::verify(dims(scene), tree, OracleInput { state, ..input })
+    });
+    let planes = trees.iter().map(|tree| &tree.o).chain(trees.iter().map(|tree| &tree.u));
+    planes.chain(trees.iter().map(|tree| &tree.g_cum)).flatten().copied().collect()
+}
+
+fn planes_and_pool(scene: &Scene) -> Vec<Plane> {
+    let mut all = planes(scene);
+    all.push(Plane::slots("state", scene, dims(scene).state_len()));
+    all
+}
+
+impl Subject for Round {
+    fn name(&self) -> String {
+        "tree_gdn round walk".into()
+    }
+
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        scene(shape)
+    }
+
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        planes_and_pool(scene)
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        let (planes, pool) = out.split_at_mut(verify_len(scene));
+        pool.copy_from_slice(scene.input(3));
+        verify_and_commit(Variant::Walk, scene, pool)?;
+        let mut next = scene.clone();
+        next.inputs[3].values.copy_from_slice(pool);
+        verify(Variant::Walk, &next, planes)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let pool = committed(scene);
+        let mut all = verified(scene, Some(&pool));
+        all.extend(pool);
+        all
+    }
+
+    fn exact_classes(&self) -> bool {
+        false
+    }
+}
+
+impl Subject for Chain {
+    fn name(&self) -> String {
+        "tree_gdn chain walk".into()
+    }
+
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        scene(&Shape { chain: true, ..shape.clone() })
+    }
+
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        planes_and_pool(scene)
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        let (planes, pool) = out.split_at_mut(verify_len(scene));
+        pool.copy_from_slice(scene.input(3));
+        verify(Variant::Walk, scene, planes)?;
+        verify_and_commit(Variant::Walk, scene, pool)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let mut all = verified(scene, None);
+        all.extend(committed(scene));
+        all
+    }
+
+    /// A chain with a parent off by one is no chain.
+    fn has_mask(&self) -> bool {
+        false
+    }
+
+    fn exact_classes(&self) -> bool {
+        false
+    }
+
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape::chain(256))
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        fill_sums(scene);
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        let (rows, heads, dv) = (scene.batch.rows(), dims(scene).v_heads, dims(scene).dv);
+        let at = verify_len(scene);
+        half_states(scene, |node, one, state| {
+            for plane in 0..2 {
+                let from = plane * heads * dv;
+                out[(plane * rows + node) * heads * dv..][..heads * dv].copy_from_slice(&one[from..][..heads * dv]);
+            }
+            out[2 * rows * heads * dv + node * heads..][..heads].copy_from_slice(&one[2 * heads * dv..]);
+            out[at..].copy_from_slice(state);
+        });
     }
 }

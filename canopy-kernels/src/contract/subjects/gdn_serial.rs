@@ -1,7 +1,7 @@
 //! tree_gdn_serial: the outputs of the baseline, and the pool after it.
 
-use super::gdn::{Commit, dims, gates, half_states, per_tree, scene, sums_scene};
-use super::{Scene, Shape, Subject};
+use super::gdn::{Commit, dims, fill_sums, gates, half_states, per_tree, scene};
+use super::{Bound, Plane, Scene, Shape, Subject};
 use crate::Result;
 use crate::tree_gdn::oracle;
 use crate::tree_gdn_serial::{SerialInput, SerialOutput, cpu};
@@ -36,20 +36,16 @@ impl Subject for Verify {
         "tree_gdn_serial verify".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-5
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         scene(shape)
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        o_len(scene)
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        dims(scene).v_heads * dims(scene).dv
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("o", scene, dims(scene).v_heads * dims(scene).dv)]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -64,8 +60,12 @@ impl Subject for Verify {
         false
     }
 
-    fn sums(&self) -> Option<Result<Scene>> {
-        Some(sums_scene())
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape::chain(256))
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        fill_sums(scene);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {

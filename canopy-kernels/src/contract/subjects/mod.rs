@@ -1,32 +1,92 @@
 //! Every CPU kernel as a subject of the gates: its inputs, its run, its oracle.
 
-mod attention;
-mod conv;
-mod gdn;
-mod gdn_serial;
-mod rows;
+pub(super) mod attention;
+pub(super) mod conv;
+pub(super) mod gdn;
+pub(super) mod gdn_serial;
+pub(super) mod rows;
 
 use half::bf16;
 
-use super::scene::{Scene, Shape};
+use super::bound::Bound;
+use super::scene::{Axis, Scene, Shape};
+use super::{Device, Gate};
 use crate::Result;
 
+/// Outputs that lie one after another: `[N, width]`, `[slots, width]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plane {
+    pub name: &'static str,
+    pub axis: Axis,
+    pub width: usize,
+    pub len: usize,
+}
+
+impl Plane {
+    /// `[N, width]`.
+    pub fn rows(name: &'static str, scene: &Scene, width: usize) -> Self {
+        Self { name, axis: Axis::Rows, width, len: scene.batch.rows() * width }
+    }
+
+    /// `[slots, width]`.
+    pub fn slots(name: &'static str, scene: &Scene, width: usize) -> Self {
+        Self { name, axis: Axis::Slots, width, len: scene.batch.sequences() * width }
+    }
+}
+
 /// One kernel.
-pub(super) trait Subject {
-    /// `room` or `room stage`.
+pub(super) trait Subject: Send + Sync {
+    /// `room` or `room stage`, with what distinguishes a variant.
     fn name(&self) -> String;
-    /// Largest error against float64, absolute up to 1 and relative above.
-    fn bound(&self) -> f64;
+    /// Where it runs.
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+    /// Subjects of one family have the same scenes and float64 results.
+    fn family(&self) -> String {
+        self.name()
+    }
+    /// The bound on its errors.
+    fn bound(&self) -> Bound;
     /// Random inputs of a shape.
     fn scene(&self, shape: &Shape) -> Result<Scene>;
-    /// Outputs of a scene, all planes one after another.
-    fn out_len(&self, scene: &Scene) -> usize;
-    /// Elements of the last row of the last plane.
-    fn row_len(&self, scene: &Scene) -> usize;
+    /// The outputs of a scene.
+    fn planes(&self, scene: &Scene) -> Vec<Plane>;
+    /// Elements of all planes.
+    fn out_len(&self, scene: &Scene) -> usize {
+        self.planes(scene).iter().map(|plane| plane.len).sum()
+    }
     /// One call; in-place kernels copy their pool into `out` first.
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()>;
+    /// One call of the kernel compiled for the controls with the named fault inside.
+    fn run_planted(&self, fault: &str, _: &Scene, _: &mut [f32]) -> Result<()> {
+        let expected = "no fault inside this kernel".into();
+        Err(crate::Error::Value { op: "contract", arg: "fault", expected, got: fault.into() })
+    }
+    /// Faults inside the kernel, each with the gate that must see it.
+    fn planted(&self) -> &[(Gate, &'static str)] {
+        &[]
+    }
     /// What `run` should give.
     fn oracle(&self, scene: &Scene) -> Vec<f64>;
+    /// The oracle's sums over the sizes of their terms, for a bound that asks for them.
+    fn sizes(&self, scene: &Scene) -> Vec<f64> {
+        let _ = scene;
+        Vec::new()
+    }
+    /// Whether the kernel is built for a shape.
+    fn takes(&self, shape: &Shape) -> bool {
+        let _ = shape;
+        true
+    }
+    /// Edges of this kernel beside those of all.
+    fn more_shapes(&self) -> Vec<Shape> {
+        Vec::new()
+    }
+    /// Variants that may be picked instead, whose bits must be the same.
+    fn variants(&self) -> Vec<Box<dyn Subject>> {
+        Vec::new()
+    }
     /// Whether trees or lengths decide what a row sees.
     fn has_mask(&self) -> bool {
         true
@@ -41,14 +101,18 @@ pub(super) trait Subject {
         1
     }
     /// The bound on [`Self::sums`].
-    fn sums_bound(&self) -> f64 {
+    fn sums_bound(&self) -> Bound {
         self.bound()
     }
-    /// Inputs on which a bfloat16 accumulator is wrong by orders of magnitude.
-    fn sums(&self) -> Option<Result<Scene>> {
+    /// The shape of the inputs on which a bfloat16 accumulator is wrong by orders of magnitude, where there is a sum.
+    fn sums(&self) -> Option<Shape> {
         None
     }
-    /// What a bfloat16 accumulator makes of [`Self::sums`].
+    /// Puts those inputs into a scene of that shape.
+    fn fill_sums(&self, scene: &mut Scene) {
+        let _ = scene;
+    }
+    /// What a bfloat16 accumulator makes of them.
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
         let _ = (scene, out);
     }
@@ -65,7 +129,7 @@ pub(super) fn all() -> Vec<Box<dyn Subject>> {
 }
 
 /// Rounds to the nearest bfloat16.
-fn half(x: f32) -> f32 {
+pub(super) fn half(x: f32) -> f32 {
     bf16::from_f32(x).to_f32()
 }
 
@@ -74,6 +138,6 @@ fn half_sum(terms: impl IntoIterator<Item = f32>) -> f32 {
     terms.into_iter().fold(0.0, |sum, term| half(sum + term))
 }
 
-fn widened(values: &[f32]) -> Vec<f64> {
+pub(super) fn widened(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&x| f64::from(x)).collect()
 }

@@ -1,6 +1,6 @@
 //! The rooms that work row by row: gates, linear, norms, SwiGLU.
 
-use super::{Scene, Shape, Subject, half_sum, widened};
+use super::{Bound, Plane, Scene, Shape, Subject, half_sum, widened};
 use crate::glue::cpu::Norm;
 use crate::linear::cpu::PackedWeight;
 use crate::{Result, gates, glue, linear};
@@ -31,25 +31,19 @@ impl Subject for Gates {
         "gates".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-6
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-6)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
-        let scene = Scene::new(shape)?;
-        let rows = scene.batch.rows();
-        Ok(scene
-            .with("ab", rows * 2 * HEADS, -4.0, 4.0)
+        Ok(Scene::new(shape)?
+            .with_rows("ab", 2 * HEADS, -4.0, 4.0)
             .with("a_log", HEADS, -2.0, 2.0)
             .with("dt_bias", HEADS, -1.0, 1.0))
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, _: &Scene) -> usize {
-        2 * HEADS
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("out", scene, 2 * HEADS)]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -65,14 +59,14 @@ impl Subject for Gates {
     }
 
     /// 256 + 1, of which bfloat16 keeps 256.
-    fn sums(&self) -> Option<Result<Scene>> {
-        let scene = self.scene(&Shape::tree(3)).map(|mut scene| {
-            for (input, value) in scene.inputs.iter_mut().zip([256.0, 0.0, 1.0]) {
-                input.values.fill(value);
-            }
-            scene
-        });
-        Some(scene)
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape::tree(3))
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        for (input, value) in scene.inputs.iter_mut().zip([256.0, 0.0, 1.0]) {
+            input.values.fill(value);
+        }
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -88,22 +82,18 @@ impl Subject for Linear {
         "linear".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-4
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-4)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         let scene = Scene::new(shape)?;
-        let (rows, width) = (scene.batch.rows(), width(&scene));
-        Ok(scene.with("x", rows * width, -1.0, 1.0).with("weight", OUT * width, -1.0, 1.0))
+        let width = width(&scene);
+        Ok(scene.with_rows("x", width, -1.0, 1.0).with("weight", OUT * width, -1.0, 1.0))
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.batch.rows() * OUT
-    }
-
-    fn row_len(&self, _: &Scene) -> usize {
-        OUT
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("y", scene, OUT)]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -120,12 +110,12 @@ impl Subject for Linear {
     }
 
     /// 4,096 ones: a bfloat16 sum stops at 256.
-    fn sums(&self) -> Option<Result<Scene>> {
-        let scene = self.scene(&Shape { wide: true, ..Shape::tree(3) }).map(|mut scene| {
-            scene.inputs.iter_mut().for_each(|input| input.values.fill(1.0));
-            scene
-        });
-        Some(scene)
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape { wide: true, ..Shape::tree(3) })
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        scene.inputs.iter_mut().for_each(|input| input.values.fill(1.0));
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -143,22 +133,18 @@ impl Subject for RmsNorm {
         "glue rms_norm".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-5
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-5)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         let scene = Scene::new(shape)?;
-        let (rows, width) = (scene.batch.rows(), width(&scene));
-        Ok(scene.with("x", rows * width, -1.0, 1.0).with("weight", width, -1.0, 1.0))
+        let width = width(&scene);
+        Ok(scene.with_rows("x", width, -1.0, 1.0).with("weight", width, -1.0, 1.0))
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        width(scene)
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("out", scene, width(scene))]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
@@ -177,12 +163,12 @@ impl Subject for RmsNorm {
     }
 
     /// The mean of 4,096 ones: a bfloat16 sum makes it 1 / 16.
-    fn sums(&self) -> Option<Result<Scene>> {
-        let scene = self.scene(&Shape { wide: true, ..Shape::tree(3) }).map(|mut scene| {
-            scene.inputs[0].values.fill(1.0);
-            scene
-        });
-        Some(scene)
+    fn sums(&self) -> Option<Shape> {
+        Some(Shape { wide: true, ..Shape::tree(3) })
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        scene.inputs[0].values.fill(1.0);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
@@ -201,22 +187,18 @@ impl Subject for Swiglu {
         "glue swiglu".into()
     }
 
-    fn bound(&self) -> f64 {
-        1e-6
+    fn bound(&self) -> Bound {
+        Bound::Element(1e-6)
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         let scene = Scene::new(shape)?;
-        let len = scene.batch.rows() * width(&scene);
-        Ok(scene.with("gate", len, -4.0, 4.0).with("up", len, -1.0, 1.0))
+        let width = width(&scene);
+        Ok(scene.with_rows("gate", width, -4.0, 4.0).with_rows("up", width, -1.0, 1.0))
     }
 
-    fn out_len(&self, scene: &Scene) -> usize {
-        scene.input(0).len()
-    }
-
-    fn row_len(&self, scene: &Scene) -> usize {
-        width(scene)
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        vec![Plane::rows("out", scene, width(scene))]
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
