@@ -65,7 +65,8 @@ fn build() -> Result<(), String> {
             image("controls_", &mut planted)?;
         }
     }
-    let list = |name: &str, lines: &str| format!("pub(crate) static {name}: &[(&str, &[u8])] = &[\n{lines}];\n");
+    let list =
+        |name: &str, lines: &str| format!("pub(crate) static {name}: &[(&str, &[u8])] = &[\n{lines}];\n");
     let mut table = list("FATBINS", &table);
     if controls {
         table.push_str(&list("CONTROLS", &planted));

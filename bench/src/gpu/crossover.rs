@@ -10,10 +10,10 @@ use cudarc::driver::CudaStream;
 use serde_json::{Value, json};
 
 use super::gdn::{Case, Truth};
-use crate::lines::Lines;
 use super::shapes;
 use super::timer::{self, Pace, Timing};
 use super::variant::Variant;
+use crate::lines::Lines;
 
 /// The map to measure: trees are combs, a spine of the depth whose every node has `width` children; width 1 is a chain.
 #[derive(Args, Debug)]

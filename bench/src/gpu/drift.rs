@@ -15,8 +15,8 @@ use half::bf16;
 use serde_json::json;
 
 use super::gdn::{self, noise};
-use crate::lines::Lines;
 use super::timer;
+use crate::lines::Lines;
 
 /// Rows of the random projection: what stands for a vocabulary.
 const TOKENS: usize = 512;

@@ -8,8 +8,8 @@ use clap::Args;
 use cudarc::driver::{CudaStream, result};
 use serde_json::json;
 
-use crate::lines::Lines;
 use super::{gdn, timer};
+use crate::lines::Lines;
 
 /// What to allocate.
 #[derive(Args, Debug)]

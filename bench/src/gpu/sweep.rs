@@ -10,9 +10,9 @@ use cudarc::driver::CudaStream;
 use serde_json::{Value, json};
 
 use super::gdn::{Case, Truth};
-use crate::lines::Lines;
 use super::variant::Variant;
 use super::{shapes, timer};
+use crate::lines::Lines;
 
 /// What to sweep.
 #[derive(Args, Debug)]

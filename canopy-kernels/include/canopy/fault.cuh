@@ -17,6 +17,9 @@ enum class Fault : int {
     one_ulp,        // a constant factor is off by a unit in the last place
     half_sum,       // sums are kept in bfloat16
     leak,           // zero times what a row does not see
+    swallow,        // what is not finite becomes finite
+    off_by_one,     // a place, or a position, one too far
+    early_branch,   // a shortcut for large values taken too early
     row_order,      // the row before instead of the parent
     missed_node,    // the last node of a path is left out
     gap,            // the last output is not written
@@ -49,6 +52,13 @@ __device__ __forceinline__ float planted_half(float x) {
 
 __device__ __forceinline__ float4 planted_half(float4 x) {
     return make_float4(planted_half(x.x), planted_half(x.y), planted_half(x.z), planted_half(x.w));
+}
+
+// What is not finite becomes a large number under the fault, as a careless minimum makes it.
+__device__ __forceinline__ float planted_swallow(float x) { return CANOPY_FAULT(swallow) ? fmaxf(fminf(x, 3e38f), -3e38f) : x; }
+
+__device__ __forceinline__ float4 planted_swallow(float4 x) {
+    return make_float4(planted_swallow(x.x), planted_swallow(x.y), planted_swallow(x.z), planted_swallow(x.w));
 }
 
 // Writes to an input under the fault; one thread of a grid calls it.

@@ -22,7 +22,12 @@ fn text(error: crate::Error) -> String {
     error.to_string()
 }
 
-fn run(subject: &dyn Subject, scene: &Scene, control: Option<Control>, index: usize) -> Result<Vec<f32>, String> {
+fn run(
+    subject: &dyn Subject,
+    scene: &Scene,
+    control: Option<Control>,
+    index: usize,
+) -> Result<Vec<f32>, String> {
     let len = subject.out_len(scene);
     let mut buffer = vec![f32::from_bits(POISON); len + 2 * GUARD];
     fault::run(subject, scene, control, index, &mut buffer, GUARD..GUARD + len).map_err(text)?;
@@ -249,7 +254,9 @@ pub(super) fn invariant(subject: &dyn Subject, control: Option<Control>) -> Resu
             let (own, expected) = &alone[b];
             let (got, expected) = (part(subject, &scene, &out, place), part(subject, own, expected, 0));
             if let Some(at) = got.iter().zip(&expected).position(|(got, expected)| got != expected) {
-                return Err(format!("sequence {b} in a batch of {count}: element {at} has other bits than alone"));
+                return Err(format!(
+                    "sequence {b} in a batch of {count}: element {at} has other bits than alone"
+                ));
             }
         }
     }

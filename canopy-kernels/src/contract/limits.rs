@@ -64,7 +64,11 @@ impl Image {
             false => Ok(()),
         };
         within("registers a thread", registers, REGISTERS)?;
-        within("registers a CTA", registers.next_multiple_of(8) * threads.next_multiple_of(32), REGISTER_FILE)?;
+        within(
+            "registers a CTA",
+            registers.next_multiple_of(8) * threads.next_multiple_of(32),
+            REGISTER_FILE,
+        )?;
         within("bytes of static shared memory", shared, limit)?;
         within("bytes spilled", spilled, SPILLED)
     }
@@ -92,7 +96,14 @@ fn record() -> Result<BTreeMap<String, Vec<Image>>, String> {
 /// A line for every entry point that contains `filter`, and one control: a row over its target's shared memory.
 pub(super) fn run(filter: &str, mut report: impl FnMut(Line)) {
     let mut line = |kernel: &str, control, outcome| {
-        report(Line { device: Device::Cuda, kernel: kernel.into(), gate: Gate::Limits, control, outcome, seconds: 0.0 });
+        report(Line {
+            device: Device::Cuda,
+            kernel: kernel.into(),
+            gate: Gate::Limits,
+            control,
+            outcome,
+            seconds: 0.0,
+        });
     };
     let kernels = match record() {
         Ok(kernels) => kernels,
@@ -105,7 +116,9 @@ pub(super) fn run(filter: &str, mut report: impl FnMut(Line)) {
     for fault in Gate::Limits.faults() {
         let mut images = images.clone();
         match fault {
-            Fault::OverLimit => images.iter_mut().filter(|image| image.sm == 120).for_each(|x| x.shared = 99 * 1024 + 1),
+            Fault::OverLimit => {
+                images.iter_mut().filter(|image| image.sm == 120).for_each(|x| x.shared = 99 * 1024 + 1)
+            }
             _ => images.iter_mut().for_each(|image| image.spilled = SPILLED + 1),
         }
         line(kernel, Some(Control::Outside(*fault)), check(&images));
@@ -127,7 +140,8 @@ mod tests {
 
     #[test]
     fn a_row_over_a_limit_is_named() {
-        let image = Image { kernel: "k".into(), sm: 120, registers: 128, shared: 0, spilled: 0, threads: 512 };
+        let image =
+            Image { kernel: "k".into(), sm: 120, registers: 128, shared: 0, spilled: 0, threads: 512 };
         for (image, what) in [
             (Image { shared: 101_377, ..image.clone() }, "shared memory"),
             (Image { registers: 256, ..image.clone() }, "registers a thread"),

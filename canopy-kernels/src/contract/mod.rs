@@ -109,9 +109,14 @@ impl Gate {
 
     /// The controls of this gate on a kernel: those around it, then those inside.
     fn controls(self, subject: &dyn Subject) -> Vec<Control> {
-        let outside = self.faults().iter().filter(|fault| fault.fits(subject)).map(|&fault| Control::Outside(fault));
-        let inside: Vec<_> =
-            subject.planted().iter().filter(|(gate, _)| *gate == self).map(|(_, name)| Control::Inside(name)).collect();
+        let outside =
+            self.faults().iter().filter(|fault| fault.fits(subject)).map(|&fault| Control::Outside(fault));
+        let inside: Vec<_> = subject
+            .planted()
+            .iter()
+            .filter(|(gate, _)| *gate == self)
+            .map(|(_, name)| Control::Inside(name))
+            .collect();
         let sound = (!inside.is_empty()).then_some(Control::Inside(fault::NONE));
         outside.chain(sound).chain(inside).collect()
     }
@@ -194,7 +199,8 @@ pub fn run(choice: &Choice, mut report: impl FnMut(Line)) -> Result<(), String> 
             for control in std::iter::once(None).chain(gate.controls(&**subject).into_iter().map(Some)) {
                 let start = std::time::Instant::now();
                 let outcome = gate.check()(&**subject, control);
-                let (device, kernel, seconds) = (subject.device(), subject.name(), start.elapsed().as_secs_f64());
+                let (device, kernel, seconds) =
+                    (subject.device(), subject.name(), start.elapsed().as_secs_f64());
                 report(Line { device, kernel, gate, control, outcome, seconds });
             }
         }

@@ -24,7 +24,15 @@ pub(super) struct Shape {
 impl Shape {
     /// One random tree.
     pub fn tree(nodes: usize) -> Self {
-        Self { nodes: vec![nodes], chain: false, context: 5, wide: false, hard: false, cuda: false, narrow: false }
+        Self {
+            nodes: vec![nodes],
+            chain: false,
+            context: 5,
+            wide: false,
+            hard: false,
+            cuda: false,
+            narrow: false,
+        }
     }
 
     /// One chain.
@@ -137,12 +145,21 @@ impl Scene {
         let trees = which.iter().map(|&b| self.batch.trees()[b].clone()).collect();
         let batch = TreeBatch::new(trees, (0..which.len() as i32).collect())?;
         let cut = |input: &Input| Input {
-            values: which.iter().flat_map(|&b| input.values[self.own(input.axis, input.values.len(), b)].to_vec()).collect(),
+            values: which
+                .iter()
+                .flat_map(|&b| input.values[self.own(input.axis, input.values.len(), b)].to_vec())
+                .collect(),
             ..input.clone()
         };
-        let inputs = self.inputs.iter().map(|input| if input.axis == Axis::Shared { input.clone() } else { cut(input) });
+        let inputs = self
+            .inputs
+            .iter()
+            .map(|input| if input.axis == Axis::Shared { input.clone() } else { cut(input) });
         Ok(Self {
-            shape: Shape { nodes: which.iter().map(|&b| self.shape.nodes[b]).collect(), ..self.shape.clone() },
+            shape: Shape {
+                nodes: which.iter().map(|&b| self.shape.nodes[b]).collect(),
+                ..self.shape.clone()
+            },
             paths: to_last_leaf(&batch)?,
             lens: which.iter().map(|&b| self.lens[b]).collect(),
             inputs: inputs.collect(),

@@ -3,6 +3,7 @@
 // softplus underflows to 0.
 #include <stdint.h>
 
+#include "canopy/fault.cuh"
 #include "canopy/numeric.cuh"
 
 namespace canopy {
@@ -14,13 +15,17 @@ __device__ void gates(uint32_t rows, uint32_t v_heads, const T* ab, const float*
     if (at >= rows * v_heads) return;
     const uint32_t row = at / v_heads, h = at % v_heads;
     const size_t plane = (size_t)row * 2 * v_heads + h;
-    const float x = to_f32(ab[plane]) + dt_bias[h];
-    const float soft = x > 20.f ? x : log1pf(expf(x));
+    float x = planted_half(to_f32(ab[plane]) + dt_bias[h]);
+    if (CANOPY_FAULT(leak)) x = fmaf(0.f, to_f32(ab[0]), x);
+    const float soft = x > (CANOPY_FAULT(early_branch) ? 1.f : 20.f) ? x : log1pf(expf(x));
     const float rate = a_log[h];
     // exp(A_log) may overflow while the product does not: fold the exponent into the small factor.
     const float g = soft == 0.f ? 0.f : -expf(rate * 0.5f) * soft * expf(rate * 0.5f);
     const float b = to_f32(ab[plane + v_heads]);
-    out[plane] = g;
+    if (CANOPY_FAULT(gap) && at + 1 == rows * v_heads) return;
+    if (CANOPY_FAULT(overrun)) out[2 * (size_t)rows * v_heads] = 0.f;
+    if (at == 0) planted_touch(ab);
+    out[plane] = planted_ulp(g);
     out[plane + v_heads] = 1.f / (1.f + expf(-b));
 }
 
@@ -32,5 +37,7 @@ __device__ void gates(uint32_t rows, uint32_t v_heads, const T* ab, const float*
         canopy::gates<T>(rows, v_heads, ab, a_log, dt_bias, out);                                                         \
     }
 
-CANOPY_GATES(bf16, __nv_bfloat16)
 CANOPY_GATES(f32, float)
+#ifndef CANOPY_CONTROLS
+CANOPY_GATES(bf16, __nv_bfloat16)
+#endif

@@ -1,4 +1,5 @@
 // Rows of keys, or of keys and values (blockIdx.z), into pools of bf16 or f32: row r goes to row `destinations[r]`, or nowhere (-1).
+#include "canopy/fault.cuh"
 #include "quad.cuh"
 
 namespace canopy {
@@ -29,8 +30,9 @@ __device__ __forceinline__ void append(uint32_t width, uint32_t stride, const fl
     const uint32_t at = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
     const int destination = destinations[blockIdx.x];
     if (at >= width || destination < 0) return;
+    if (blockIdx.x == 0 && at == 0) planted_touch(rows);
     rows += (size_t)blockIdx.x * stride;
-    pool += (size_t)destination * width;
+    pool += (size_t)(destination - (CANOPY_FAULT(off_by_one) && destination > 0)) * width;
     const bool whole = quads_whole(width, rows, pool);
     put_quad(pool, at, width, whole, load_quad(rows, at, width, whole));
 }
@@ -49,4 +51,6 @@ __device__ __forceinline__ void append(uint32_t width, uint32_t stride, const fl
     }
 
 CANOPY_APPEND(bf16, __nv_bfloat16)
+#ifndef CANOPY_CONTROLS
 CANOPY_APPEND(f32, float)
+#endif

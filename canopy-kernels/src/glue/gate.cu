@@ -1,4 +1,5 @@
 // SwiGLU and the attention's output gate: a thread owns one quad of one row.
+#include "canopy/fault.cuh"
 #include "quad.cuh"
 
 using namespace canopy;
@@ -14,7 +15,12 @@ extern "C" __global__ void __launch_bounds__(256)
     out += (size_t)blockIdx.x * width;
     const bool whole = quads_whole(width, gate, up, out);
     const float4 u = load_quad(up, at, width, whole);
-    store_quad(out, at, width, whole, silu(load_quad(gate, at, width, whole)) * u);
+    float4 y = planted_swallow(silu(load_quad(gate, at, width, whole)) * u);
+    y.x = planted_ulp(y.x);
+    if (CANOPY_FAULT(gap) && blockIdx.x + 1 == gridDim.x) return;
+    if (CANOPY_FAULT(overrun) && blockIdx.x + 1 == gridDim.x) out[width] = 0.f;
+    if (blockIdx.x == 0 && at == 0) planted_touch(up);
+    store_quad(out, at, width, whole, y);
 }
 
 // Quads never cross a head; the gate follows its head's query in q_proj.
@@ -31,7 +37,13 @@ __device__ __forceinline__ void attn_gate(uint32_t q_heads, uint32_t head_dim, u
     out += first;
     const bool whole = quads_whole(head_dim, gate, out), attn_whole = quads_whole(head_dim, attn);
     const float4 x = load_quad(attn, at, head_dim, attn_whole);
-    store_quad(out, at, head_dim, whole, x * sigmoid(load_quad(gate, at, head_dim, whole)));
+    float4 y = planted_swallow(x * sigmoid(load_quad(gate, at, head_dim, whole)));
+    y.x = planted_ulp(y.x);
+    const bool last = blockIdx.x + 1 == gridDim.x && head + 1 == q_heads;
+    if (CANOPY_FAULT(gap) && last) return;
+    if (CANOPY_FAULT(overrun) && last) out[head_dim] = 0.f;
+    if (blockIdx.x == 0 && index == 0) planted_touch(attn);
+    store_quad(out, at, head_dim, whole, y);
 }
 
 #define CANOPY_ATTN_GATE(NAME, T)                                                                                              \
@@ -41,5 +53,7 @@ __device__ __forceinline__ void attn_gate(uint32_t q_heads, uint32_t head_dim, u
         attn_gate<T>(q_heads, head_dim, q_stride, attn, q_proj, out);                                                          \
     }
 
-CANOPY_ATTN_GATE(bf16, __nv_bfloat16)
 CANOPY_ATTN_GATE(f32, float)
+#ifndef CANOPY_CONTROLS
+CANOPY_ATTN_GATE(bf16, __nv_bfloat16)
+#endif

@@ -1,6 +1,7 @@
 // RMS norms of f32 rows. A team of 1, 16 or 32 warps, chosen by the row's width alone, owns a row and holds it in registers: thread t
 // takes quads t, t + team, ..., sums its squares in that order, then the lanes of a warp and the warps of the team fold in a fixed tree.
 #include "args.cuh"
+#include "canopy/fault.cuh"
 #include "quad.cuh"
 
 namespace canopy {
@@ -46,10 +47,10 @@ __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, c
             kept[j] = kept[j] + extra[j];
             store_quad(sum, (t + j * team) * 4, a.width, Whole, kept[j]);
         }
-        total = dot4(kept[j], kept[j], total);
+        if (!CANOPY_FAULT(dropped_slice) || j != 1) total = dot4(kept[j], kept[j], total);
     }
-    total = team_sum<Warps>(total);
-    const float inverse = 1.f / sqrtf(total / (float)a.width + a.eps);
+    total = planted_half(team_sum<Warps>(total));
+    const float inverse = planted_ulp(1.f / sqrtf(total / (float)a.width + a.eps));
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
         const uint32_t at = (t + j * team) * 4;
@@ -57,7 +58,7 @@ __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, c
         const float4 w = (latest ? load_quad(weight, at, a.width, Whole) : factor[j]) + offset;
         float4 y = scaled(kept[j], inverse) * w;
         if (S == Step::gated) y = y * silu(late ? load_quad(other, at, a.width, Whole) : extra[j]);
-        store_quad(out, at, a.width, Whole, y);
+        store_quad(out, at, a.width, Whole, planted_swallow(y));
     }
 }
 
@@ -66,7 +67,9 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, cons
                                          float* out) {
     take_turn();
     const uint32_t row = Warps == 1 ? blockIdx.x * kRowsOfCta + threadIdx.x / 32 : blockIdx.x;
-    if (row >= a.rows) return;
+    if (row >= a.rows || (CANOPY_FAULT(gap) && row + 1 == a.rows)) return;
+    if (CANOPY_FAULT(overrun)) out[(size_t)a.rows * a.width] = 0.f;
+    if (row == 0 && threadIdx.x == 0) planted_touch(weight);
     const size_t first = (size_t)row * a.width;
     x += first;
     out += first;
@@ -102,4 +105,6 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, cons
 
 CANOPY_NORMS(1, 128)
 CANOPY_NORMS(16, 512)
+#ifndef CANOPY_CONTROLS
 CANOPY_NORMS(32, 1024)
+#endif

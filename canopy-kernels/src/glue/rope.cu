@@ -2,6 +2,7 @@
 // sines are computed once per CTA of four heads. Angles are reduced in f64, since f32 has too few digits for an angle of 1e5 radians.
 // The appending form rounds queries to the pools' type and writes keys and values (a third kind of head, copied) to their pool rows.
 #include "args.cuh"
+#include "canopy/fault.cuh"
 #include "quad.cuh"
 
 namespace canopy {
@@ -67,13 +68,13 @@ __device__ __forceinline__ void rope_head(const RopeArgs& a, const float* q_proj
     }
     // A head is at most as wide as the CTA has threads for its pairs. The head's loads are under way meanwhile.
     if (threadIdx.x < a.half) {
-        cos_sin(__fmul_rn((float)position, inv_freq[threadIdx.x]), &cosines[threadIdx.x], &sines[threadIdx.x]);
+        cos_sin(__fmul_rn((float)(position + CANOPY_FAULT(off_by_one)), inv_freq[threadIdx.x]), &cosines[threadIdx.x], &sines[threadIdx.x]);
     }
     if (active) {
         float total = 0.f;
 #pragma unroll
         for (int j = 0; j < kKept; ++j) total = dot4(kept[j], kept[j], total);
-        const float inverse = 1.f / sqrtf(warp_sum(total) / (float)d + h.eps);
+        const float inverse = planted_ulp(1.f / sqrtf(planted_half(warp_sum(total)) / (float)d + h.eps));
 #pragma unroll
         for (int j = 0; j < kKept; ++j) {
             const float4 w = factor[j] + make_float4(h.offset, h.offset, h.offset, h.offset);
@@ -87,6 +88,8 @@ __device__ __forceinline__ void rope_head(const RopeArgs& a, const float* q_proj
         for (int j = 0; j < kHeadDim / 32; ++j) {
             const uint32_t e = lane + 32 * j;
             if (e >= d) break;
+            if (CANOPY_FAULT(gap) && query && e + 1 == d) break;
+            if (threadIdx.x == 0) planted_touch(q_proj);
             float y = n[e];
             if (e < a.half) {
                 y = y * cosines[e] - n[e + a.half] * sines[e];
@@ -126,5 +129,7 @@ extern "C" __global__ void __launch_bounds__(canopy::kWarps * 32)
                              to < 0 ? nullptr : keys + to * pool_row, to < 0 ? nullptr : values + to * pool_row);              \
     }
 
-CANOPY_ROPE_APPEND(bf16, __nv_bfloat16)
 CANOPY_ROPE_APPEND(f32, float)
+#ifndef CANOPY_CONTROLS
+CANOPY_ROPE_APPEND(bf16, __nv_bfloat16)
+#endif

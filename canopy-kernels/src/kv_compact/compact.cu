@@ -3,6 +3,8 @@
 // row that has been written.
 #include <stdint.h>
 
+#include "canopy/fault.cuh"
+
 #include "canopy/numeric.cuh"
 
 constexpr int kMostPools = 64;
@@ -19,14 +21,14 @@ extern "C" __global__ void __launch_bounds__(128)
     kv_compact(const __grid_constant__ CompactArgs a, const int* lens, const int* slots, const int* rows, const int* cu_rows, const int* cu_nodes) {
     canopy::take_turn();
     const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.z;
-    const int slot = slots[b], context = lens[b], first = cu_rows[b], entries = cu_rows[b + 1] - first, nodes = cu_nodes[b + 1] - cu_nodes[b];
+    const int slot = slots[b], context = lens[b], first = cu_rows[b], entries = cu_rows[b + 1] - first - CANOPY_FAULT(missed_node), nodes = cu_nodes[b + 1] - cu_nodes[b];
     if (column >= a.words || slot < 0 || context < 0 || context > (int)a.capacity - nodes) return;
     uint4* window = a.pools[blockIdx.y] + ((size_t)slot * a.capacity + context) * a.words + column;
     for (int from = 0; from < entries; from += kAhead) {
         uint4 held[kAhead];
 #pragma unroll
         for (int e = 0; e < kAhead; ++e)
-            if (from + e < entries) held[e] = window[(size_t)(rows[first + from + e] - cu_nodes[b]) * a.words];
+            if (from + e < entries) held[e] = window[(size_t)(rows[first + max(from + e - CANOPY_FAULT(off_by_one), 0)] - cu_nodes[b]) * a.words];
 #pragma unroll
         for (int e = 0; e < kAhead; ++e)
             if (from + e < entries) window[(size_t)(from + e) * a.words] = held[e];

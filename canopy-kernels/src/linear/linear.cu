@@ -112,7 +112,7 @@ __device__ __forceinline__ void finish(const LinearArgs& a, const Sum<Rows>& sum
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
         float4 total = make_float4(0, 0, 0, 0);
-        for (uint32_t v = first; v <= last; ++v) {
+        for (uint32_t v = first + CANOPY_FAULT(dropped_slice); v <= last; ++v) {
             const float4 part = __ldcg(spans + (span_of(a, v, block) * kTiles + t) * kThreads + threadIdx.x);
             total = sum4(total, part);
         }
@@ -165,7 +165,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
         for (int pair = 0; pair < kSteps / 2; ++pair) {
             const uint4 w0 = ahead[2 * pair], w1 = ahead[2 * pair + 1];
             const uint32_t a0[4] = {w0.x, w0.y, w0.z, w0.w}, a1[4] = {w1.x, w1.y, w1.z, w1.w};
-            if (more) {
+            if (more && !(CANOPY_FAULT(stale) && pair == 0)) {
                 ahead[2 * pair] = stream16(w + 2 * pair * 32);
                 ahead[2 * pair + 1] = stream16(w + (2 * pair + 1) * 32);
             }
@@ -258,14 +258,16 @@ __device__ __forceinline__ void fill(const LinearArgs& a, uint64_t seed, float s
         canopy::product<ROWS, PARTS>(a, x, weight, spans, arrived, y);                                                 \
     }
 
-CANOPY_LINEAR(8, 1)
-CANOPY_LINEAR(16, 1)
-CANOPY_LINEAR(32, 1)
-CANOPY_LINEAR(64, 1)
 CANOPY_LINEAR(8, 2)
 CANOPY_LINEAR(16, 2)
 CANOPY_LINEAR(32, 2)
 CANOPY_LINEAR(64, 2)
+#ifndef CANOPY_CONTROLS
+CANOPY_LINEAR(8, 1)
+CANOPY_LINEAR(16, 1)
+CANOPY_LINEAR(32, 1)
+CANOPY_LINEAR(64, 1)
+#endif
 
 extern "C" __global__ void __launch_bounds__(256) linear_lookup(const __grid_constant__ LinearArgs a, const uint32_t* ids, const uint16_t* weight, float* y) {
     canopy::lookup(a, ids, weight, y);

@@ -201,7 +201,7 @@ struct Finish {
                 for (uint32_t i = 0; i < kSpans; ++i)
 #pragma unroll
                     for (int t = 0; t < kAtOnce; ++t)
-                        if (v + i <= last) all[t] = sum4(all[t], part[i][t]);
+                        if (v + i <= last && !(CANOPY_FAULT(dropped_slice) && v + i == last)) all[t] = sum4(all[t], part[i][t]);
             }
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t)
@@ -257,7 +257,8 @@ __device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>&
     for (uint32_t unit = begin; unit < end; ++unit) {
         const uint32_t stage = (unit - begin) % Stages;
         wait_phase(ring.full(stage), (unit - begin) / Stages & 1);
-        const uint4* tile = reinterpret_cast<const uint4*>(shared + stage * Ring<Rows, Stages>::kStage + warp * kTileBytes) + lane;
+        const uint32_t from = CANOPY_FAULT(stale) && unit > begin ? (stage + Stages - 1) % Stages : stage;
+        const uint4* tile = reinterpret_cast<const uint4*>(shared + from * Ring<Rows, Stages>::kStage + warp * kTileBytes) + lane;
         uint4 w[kSteps];
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) w[s] = tile[s * 32];

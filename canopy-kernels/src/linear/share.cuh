@@ -1,6 +1,7 @@
 // What the product kernels share: where a tile of outputs goes.
 #pragma once
 #include "args.cuh"
+#include "canopy/fault.cuh"
 
 namespace canopy {
 
@@ -20,10 +21,12 @@ __device__ __forceinline__ void write(const LinearArgs& a, const Place& p, int r
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint32_t column = p.column + lane / 4 + i / 2 * 8, r = row + lane % 4 * 2 + i % 2;
-        if (r < a.rows && column < p.width) y[(size_t)p.start + (size_t)r * p.width + column] = values[i];
+        if (CANOPY_FAULT(overrun) && r + 1 == a.rows && column + 1 == p.width) y[(size_t)p.start + (size_t)a.rows * p.width] = 0.f;
+        if (CANOPY_FAULT(gap) && r + 1 == a.rows && column + 1 == p.width) continue;
+        if (r < a.rows && column < p.width) y[(size_t)p.start + (size_t)r * p.width + column] = planted_ulp(planted_swallow(values[i]));
     }
 }
 
-__device__ __forceinline__ float4 sum4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ __forceinline__ float4 sum4(float4 a, float4 b) { return planted_half(make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w)); }
 
 }  // namespace canopy

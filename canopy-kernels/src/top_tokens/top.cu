@@ -4,6 +4,7 @@
 // order in which candidates are gathered leaves no trace.
 #include <stdint.h>
 
+#include "canopy/fault.cuh"
 #include "canopy/numeric.cuh"
 
 namespace canopy {
@@ -127,6 +128,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ float partial[32];
     const uint32_t row = blockIdx.x, t = threadIdx.x, lane = t % 32;
     const float* x = logits + (size_t)row * vocab;
+    if (row == 0 && t == 0) planted_touch(logits);
     bests += (size_t)row * segments;
     sums += (size_t)row * segments;
     out += (size_t)row * (2 + 2 * k);
@@ -145,6 +147,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     float sum = 0.f;
     bool forbidden = false;
     for (uint32_t i = t; i < segments; i += blockDim.x) {
+        if (CANOPY_FAULT(dropped_slice) && i == 0) continue;
         const float most = logit_of(bests[i]), part = sums[i];
         forbidden |= signbit(part) != 0;
         if (most != -INFINITY) sum += fabsf(part) * expf(most - best);
@@ -154,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     forbidden = __syncthreads_or(forbidden);
     if (t < 32) {
         sum = warp_sum(t < blockDim.x / 32 ? partial[t] : 0.f);
-        const float ln_sum = logf(sum);
+        const float ln_sum = planted_ulp(logf(planted_half(sum)));
         const bool none = !(isfinite(ln_sum) && isfinite(best));
         if (t == 0) {
             out[0] = none ? kNoDistribution : forbidden ? kForbidden : 0;
@@ -184,6 +187,6 @@ extern "C" __global__ void __launch_bounds__(1024)
         const uint32_t token = token_of(keys[i]);
         // The logit itself, not its key's: -0 stays -0.
         out[2 + i] = __float_as_uint(x[token]);
-        out[2 + k + i] = token;
+        out[2 + k + i] = token + CANOPY_FAULT(off_by_one);
     }
 }

@@ -3,6 +3,7 @@
 // Nothing is staged in shared memory; the four products are added oldest tap first.
 #include <stdint.h>
 
+#include "canopy/fault.cuh"
 #include "canopy/numeric.cuh"
 
 constexpr int kMostLayers = 64;
@@ -25,7 +26,7 @@ __device__ __forceinline__ void store4(T* p, float4 x) {
     store(p + 3, x.w);
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return planted_ulp(x / (1.f + expf(-x))); }
 
 template <typename T, typename Out>
 __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, const T* conv_state, const int* parents,
@@ -47,7 +48,7 @@ __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, cons
     for (int t = 3; t >= 0; --t) {
         if (node >= 0) {
             tap[t] = load4(x + (size_t)(first + node) * channels + c);
-            node = parents[first + node];
+            node = CANOPY_FAULT(row_order) ? node - 1 : parents[first + node];
         } else {
             tap[t] = load4(state + (size_t)(2 - past) * channels);
             ++past;
@@ -61,6 +62,11 @@ __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, cons
     y.y = dot4(w[1], make_float4(tap[0].y, tap[1].y, tap[2].y, tap[3].y), 0.f);
     y.z = dot4(w[2], make_float4(tap[0].z, tap[1].z, tap[2].z, tap[3].z), 0.f);
     y.w = dot4(w[3], make_float4(tap[0].w, tap[1].w, tap[2].w, tap[3].w), 0.f);
+    if (CANOPY_FAULT(half_sum)) y.x = planted_half(planted_half(planted_half(w[0].x * tap[0].x + w[0].y * tap[1].x) + w[0].z * tap[2].x) + w[0].w * tap[3].x);
+    if (CANOPY_FAULT(leak)) y.x = fmaf(0.f, to_f32(x[0]), y.x);
+    if (CANOPY_FAULT(gap) && row + 1 == gridDim.y) return;
+    if (CANOPY_FAULT(overrun) && c == 0) store(out + (size_t)gridDim.y * channels, 0.f);
+    if (row == 0 && c == 0) planted_touch(x);
     store4(dst, make_float4(silu(y.x), silu(y.y), silu(y.z), silu(y.w)));
 }
 
@@ -77,12 +83,13 @@ __device__ void conv_commit(const ConvCommitArgs& a, const int* path, const int*
     float4 keep[3];
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
-        const int at = length + s;
+        const int at = length + s - CANOPY_FAULT(missed_node);
         const T* src = at < 3 ? state + (size_t)at * channels : x + (size_t)path[begin + at - 3] * channels + c;
         keep[s] = load4(src);
     }
 #pragma unroll
     for (int s = 0; s < 3; ++s) store4(state + (size_t)s * channels, keep[s]);
+    if (b == 0 && c == 0) planted_touch(x);
 }
 
 }  // namespace canopy
@@ -100,8 +107,10 @@ __device__ void conv_commit(const ConvCommitArgs& a, const int* path, const int*
         canopy::conv_commit<T>(a, path, cu_rows, slots, conv_state);                                                         \
     }
 
-CANOPY_CONV_VERIFY(bf16, __nv_bfloat16, __nv_bfloat16)
 CANOPY_CONV_VERIFY(f32, float, float)
+CANOPY_CONV_COMMIT(f32, float)
+#ifndef CANOPY_CONTROLS
+CANOPY_CONV_VERIFY(bf16, __nv_bfloat16, __nv_bfloat16)
 CANOPY_CONV_VERIFY(f32_bf16, float, __nv_bfloat16)
 CANOPY_CONV_COMMIT(bf16, __nv_bfloat16)
-CANOPY_CONV_COMMIT(f32, float)
+#endif

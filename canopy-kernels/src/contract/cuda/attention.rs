@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::{Kernel, SumScene};
 use super::buffers::{Element, Gpu, Guarded, Scratch};
+use super::{Kernel, SumScene};
 use crate::Result;
 use crate::attend::launch::{AttentionBuffers, Output, Tile};
 use crate::block_attention::launch as block;
@@ -56,15 +56,33 @@ pub(super) fn kernels(gpu: &Gpu) -> Result<Vec<Kernel>> {
             let width = if narrow { 128 } else { 256 };
             let name = |room: &str| format!("{room} {family} d{width}");
             kernels.push(kernel(gpu, name("tree_attention"), "tree_attention", narrow, tiles, trees::<f32>));
-            kernels.push(kernel(gpu, name("block_attention"), "block_attention", narrow, tiles, draft_blocks::<f32>));
+            kernels.push(kernel(
+                gpu,
+                name("block_attention"),
+                "block_attention",
+                narrow,
+                tiles,
+                draft_blocks::<f32>,
+            ));
         }
     }
     for (narrow, width) in [(false, 256), (true, 128)] {
-        for (room, call) in [("tree_attention", trees::<bf16> as Attend), ("block_attention", draft_blocks::<bf16>)] {
-            let kernel = Kernel::new(gpu, format!("{room} bf16 d{width}"), room, Bound::Terms(SHARE, true), move |gpu, scene, out| {
-                call(gpu, scene, None, out)
+        for (room, call) in
+            [("tree_attention", trees::<bf16> as Attend), ("block_attention", draft_blocks::<bf16>)]
+        {
+            let kernel = Kernel::new(
+                gpu,
+                format!("{room} bf16 d{width}"),
+                room,
+                Bound::Terms(SHARE, true),
+                move |gpu, scene, out| call(gpu, scene, None, out),
+            );
+            kernels.push(Kernel {
+                narrow,
+                sums: Some(sums()),
+                sums_bound: Bound::Rounded(1e-5),
+                ..kernel.rounded(ALL)
             });
-            kernels.push(Kernel { narrow, sums: Some(sums()), sums_bound: Bound::Rounded(1e-5), ..kernel.rounded(ALL) });
         }
     }
     Ok(kernels)
@@ -73,7 +91,8 @@ pub(super) fn kernels(gpu: &Gpu) -> Result<Vec<Kernel>> {
 type Attend = fn(&Gpu, &Scene, Option<Tile>, &mut [f32]) -> Result<()>;
 
 fn kernel(gpu: &Gpu, name: String, room: &str, narrow: bool, tiles: &'static [Tile], call: Attend) -> Kernel {
-    let with = |tile: Tile| move |gpu: &Gpu, scene: &Scene, out: &mut [f32]| call(gpu, scene, Some(tile), out);
+    let with =
+        |tile: Tile| move |gpu: &Gpu, scene: &Scene, out: &mut [f32]| call(gpu, scene, Some(tile), out);
     let mut kernel = Kernel::new(gpu, &*name, room, Bound::Terms(SHARE, false), with(tiles[0])).rounded(ALL);
     for &tile in &tiles[1..] {
         kernel = kernel.variant(format!("{name}, {tile:?}"), with(tile));

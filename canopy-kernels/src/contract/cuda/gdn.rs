@@ -66,12 +66,14 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     let mut kernels = vec![
         fused_kernel::<f32>(gpu, "tree_gdn fused a", TIER_A),
         fused_kernel::<bf16>(gpu, "tree_gdn fused b", TIER_B),
-        Kernel::new(gpu, "tree_gdn split f32", VERIFY, TIER_A, split::<f32>).planted("tree_gdn/verify", VERIFY_FAULTS),
+        Kernel::new(gpu, "tree_gdn split f32", VERIFY, TIER_A, split::<f32>)
+            .planted("tree_gdn/verify", VERIFY_FAULTS),
         Kernel::new(gpu, "tree_gdn split bf16", VERIFY, TIER_A, split::<bf16>).rounded(QKV),
         Kernel::new(gpu, "tree_gdn commit bf16", COMMIT, Bound::Element(5e-6), commit_fused).rounded(QKV),
         Kernel::new(gpu, "tree_gdn commit f32", COMMIT, Bound::Element(5e-6), commit_split)
             .planted("tree_gdn/commit", COMMIT_FAULTS),
-        round_kernel::<f32>(gpu, "tree_gdn fused commit a", TIER_A).planted("tree_gdn/fused_commit", ROUND_FAULTS),
+        round_kernel::<f32>(gpu, "tree_gdn fused commit a", TIER_A)
+            .planted("tree_gdn/fused_commit", ROUND_FAULTS),
         round_kernel::<bf16>(gpu, "tree_gdn fused commit b", TIER_B),
     ];
     const SNAPSHOTS: &str = "tree_gdn_serial verify";
@@ -93,7 +95,13 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
             .variant("tree_gdn_serial chain, 128 columns", chain::<bf16, 128>)
             .planted("tree_gdn_serial/serial", CHAIN_FAULTS),
     );
-    kernels.push(Kernel::new(gpu, "tree_gdn_serial chain f32", "tree_gdn chain walk", TIER_A, chain::<f32, 32>));
+    kernels.push(Kernel::new(
+        gpu,
+        "tree_gdn_serial chain f32",
+        "tree_gdn chain walk",
+        TIER_A,
+        chain::<f32, 32>,
+    ));
     kernels
 }
 
@@ -233,13 +241,9 @@ fn launch_commit<T: launch::Element + Element>(
     u: &Guarded<f32>,
 ) -> Result<()> {
     let on_device = PathsOnDevice::new(&gpu.0, &scene.paths)?;
-    let buffers = launch::CommitBuffers {
-        qkv: inputs.qkv.view(),
-        gates: inputs.gates.view(),
-        u: u.view(),
-        state: inputs.state.view_mut(),
-    };
-    launch::commit(&gpu.0, dims(scene), &scene.paths, &on_device, buffers)?;
+    let tape = launch::LayerTape { qkv: inputs.qkv.view(), gates: inputs.gates.view(), u: u.view() };
+    let mut state = inputs.state.view_mut();
+    launch::commit(&gpu.0, dims(scene), &scene.paths, &on_device, &[tape], &mut state)?;
     inputs.qkv.untouched(gpu)?;
     inputs.gates.untouched(gpu)
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod buffers;
 mod gdn;
+mod rows;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, S
     crate::cuda::Kernels::on(gpu.0.context()).map_err(|error| error.to_string())?;
     let mut kernels = attention::kernels(&gpu).map_err(|error| error.to_string())?;
     kernels.extend(gdn::kernels(&gpu));
+    kernels.extend(rows::kernels(&gpu));
     Ok(kernels.into_iter().map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect())
 }
 
@@ -175,7 +177,8 @@ impl Subject for Kernel {
 
     fn variants(&self) -> Vec<Box<dyn Subject>> {
         let variant = |(name, call): &(String, Call)| {
-            let kernel = Self { name: name.clone(), call: call.clone(), variants: Vec::new(), ..self.clone() };
+            let kernel =
+                Self { name: name.clone(), call: call.clone(), variants: Vec::new(), ..self.clone() };
             Box::new(kernel) as Box<dyn Subject>
         };
         self.variants.iter().map(variant).collect()

@@ -211,7 +211,8 @@ impl Subject for Compact {
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {
         let width = dims(scene).kv_width();
-        let cache = kv_compact::oracle::compact(&scene.paths, &scene.lens, width, scene.capacity, scene.input(0));
+        let cache =
+            kv_compact::oracle::compact(&scene.paths, &scene.lens, width, scene.capacity, scene.input(0));
         widened(&cache)
     }
 }

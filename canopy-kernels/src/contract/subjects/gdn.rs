@@ -81,7 +81,7 @@ pub(in super::super) fn gates(scene: &Scene) -> Vec<f32> {
 }
 
 /// A long chain of equal keys with small write strengths: each step adds less than half a unit of a bfloat16 state.
-pub(super) fn fill_sums(scene: &mut Scene) {
+pub(in super::super) fn fill_sums(scene: &mut Scene) {
     for (input, value) in scene.inputs.iter_mut().zip([1.0, 0.0, 1.0 / 512.0, 0.0]) {
         input.values.fill(value);
     }
@@ -382,7 +382,8 @@ impl Subject for Chain {
         half_states(scene, |node, one, state| {
             for plane in 0..2 {
                 let from = plane * heads * dv;
-                out[(plane * rows + node) * heads * dv..][..heads * dv].copy_from_slice(&one[from..][..heads * dv]);
+                out[(plane * rows + node) * heads * dv..][..heads * dv]
+                    .copy_from_slice(&one[from..][..heads * dv]);
             }
             out[2 * rows * heads * dv + node * heads..][..heads].copy_from_slice(&one[2 * heads * dv..]);
             out[at..].copy_from_slice(state);

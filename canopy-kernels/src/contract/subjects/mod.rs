@@ -4,6 +4,7 @@ pub(super) mod attention;
 pub(super) mod conv;
 pub(super) mod gdn;
 pub(super) mod gdn_serial;
+pub(super) mod glue;
 pub(super) mod rows;
 
 use half::bf16;
@@ -125,6 +126,7 @@ pub(super) fn all() -> Vec<Box<dyn Subject>> {
     subjects.extend(conv::subjects());
     subjects.extend(attention::subjects());
     subjects.extend(rows::subjects());
+    subjects.extend(glue::subjects());
     subjects
 }
 

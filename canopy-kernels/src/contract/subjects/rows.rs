@@ -14,15 +14,20 @@ struct Linear;
 struct RmsNorm;
 struct Swiglu;
 
-const HEADS: usize = 3;
+pub(in super::super) const HEADS: usize = 3;
 
 /// Width of a row.
-fn width(scene: &Scene) -> usize {
-    if scene.shape.wide { 4096 } else { 24 }
+pub(in super::super) fn width(scene: &Scene) -> usize {
+    match (scene.shape.wide, scene.shape.cuda, scene.shape.narrow) {
+        (true, _, _) => 4096,
+        (false, true, false) => 264,
+        (false, true, true) => 260,
+        (false, false, _) => 24,
+    }
 }
 
 /// Output width of the product.
-const OUT: usize = 21;
+pub(in super::super) const OUT: usize = 21;
 
 const EPS: f32 = 1e-6;
 
@@ -103,6 +108,12 @@ impl Subject for Linear {
 
     fn oracle(&self, scene: &Scene) -> Vec<f64> {
         linear::oracle::forward(width(scene), &widened(scene.input(1)), &widened(scene.input(0)))
+    }
+
+    /// `sum |x w|`.
+    fn sizes(&self, scene: &Scene) -> Vec<f64> {
+        let sizes = |values: &[f32]| values.iter().map(|&x| f64::from(x).abs()).collect::<Vec<_>>();
+        linear::oracle::forward(width(scene), &sizes(scene.input(1)), &sizes(scene.input(0)))
     }
 
     fn has_mask(&self) -> bool {

@@ -21,7 +21,11 @@ fn number(fault: &str) -> Result<i32> {
         let expected = "a fault of include/canopy/fault.cuh".into();
         Error::Value { op: OP, arg: "fault", expected, got: fault.into() }
     };
-    lines.filter(|line| !line.is_empty()).position(|name| name == fault).map(|at| at as i32).ok_or_else(unknown)
+    lines
+        .filter(|line| !line.is_empty())
+        .position(|name| name == fault)
+        .map(|at| at as i32)
+        .ok_or_else(unknown)
 }
 
 /// While it lives, launches on its context take the controls' images.
