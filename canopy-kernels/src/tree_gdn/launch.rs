@@ -166,7 +166,7 @@ pub fn verify<T: Element>(
     unsafe { launch.launch(config) }?;
 
     let padded = max_nodes(batch).next_multiple_of(TILE);
-    let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 2 * 256 + padded * 8);
+    let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 3 * 256 + padded * 8);
     let config = LaunchConfig {
         grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
         block_dim: (256, 1, 1),

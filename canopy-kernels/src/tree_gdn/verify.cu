@@ -82,8 +82,9 @@ struct SolveShared {
     float* u;         // [nodes rounded up to 32][32]: R, then U
     float* rows;      // [2][32][128] staged k and q rows; before that [32][132] of S0
     float* g;         // [8 warps][4 rows][32] coefficients; the diagonal block uses it as [32][32] transposed
-    float* g_cum;     // [256]
+    float* g_cum;     // [256] finite part
     float* beta;      // [256]
+    int* zeroed;      // [256] last path node whose decay is exactly 0, else -1
     uint32_t* mask;   // [nodes][8]
 };
 
@@ -94,18 +95,27 @@ __device__ __forceinline__ SolveShared carve(float* base, int padded) {
     s.g = s.rows + 2 * kTile * kDk;
     s.g_cum = s.g + kTile * kTile;
     s.beta = s.g_cum + 256;
-    s.mask = reinterpret_cast<uint32_t*>(s.beta + 256);
+    s.zeroed = reinterpret_cast<int*>(s.beta + 256);
+    s.mask = reinterpret_cast<uint32_t*>(s.zeroed + 256);
     return s;
 }
 
-// g_cum by pointer jumping: the order of the sum depends on the node's depth alone.
+// exp(g_cum_i - g_cum_j) for j on i's path: 0 where a decay of exactly 0 lies between them.
+__device__ __forceinline__ float decay_of(const SolveShared& s, int i, int j) {
+    return s.zeroed[i] > j ? 0.f : expf(s.g_cum[i] - s.g_cum[j]);
+}
+
+// g_cum by pointer jumping: the order of the sum depends on the node's depth alone. An infinite log gate is noted, not added.
 __device__ void cumulative_gates(const SolveShared& s, const int* parents, const float* gates, int first, int nodes, uint32_t v_heads,
                                  uint32_t hv) {
     __shared__ int anc[256];
     const int i = threadIdx.x;
     if (i < nodes) {
         const float* row = gates + (size_t)(first + i) * 2 * v_heads;
-        s.g_cum[i] = row[hv];
+        const float g = row[hv];
+        const bool zero = g == -INFINITY;
+        s.g_cum[i] = zero ? 0.f : g;
+        s.zeroed[i] = zero ? i : -1;
         s.beta[i] = row[v_heads + hv];
         anc[i] = parents[first + i];
     }
@@ -113,10 +123,11 @@ __device__ void cumulative_gates(const SolveShared& s, const int* parents, const
     while (true) {
         const int up = i < nodes ? anc[i] : -1;
         const float add = up >= 0 ? s.g_cum[up] : 0.f;
-        const int next = up >= 0 ? anc[up] : -1;
+        const int next = up >= 0 ? anc[up] : -1, zero = up >= 0 ? s.zeroed[up] : -1;
         if (!__syncthreads_or(up >= 0)) break;
         if (up >= 0) {
             s.g_cum[i] += add;
+            s.zeroed[i] = max(s.zeroed[i], zero);
             anc[i] = next;
         }
         __syncthreads();
@@ -156,7 +167,7 @@ __device__ void project(const VerifyArgs& a, const SolveShared& s, const T* qkv,
                 ks[c & 1] = dot4(*reinterpret_cast<const float4*>(&s.rows[r * kDk + 4 * c]), s0[c], ks[c & 1]);
                 qs[c & 1] = dot4(*reinterpret_cast<const float4*>(&s.rows[(kTile + r) * kDk + 4 * c]), s0[c], qs[c & 1]);
             }
-            const float decay = planted_ulp(expf(s.g_cum[node]));
+            const float decay = s.zeroed[node] >= 0 ? 0.f : planted_ulp(expf(s.g_cum[node]));
             const float v = to_f32(qkv[(size_t)(first + node) * width + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col]);
             s.u[node * kTile + lane] = s.beta[node] * (v - decay * (ks[0] + ks[1]));
             o[((size_t)(first + node) * a.v_heads + hv) * kDv + col] = decay * (qs[0] + qs[1]);
@@ -183,11 +194,11 @@ __device__ void solve_diagonal(const SolveShared& s, const float* kk, int row0, 
     const uint32_t word = row0 / kTile;
     const bool live = row0 + lane < nodes;
     const uint32_t above = live ? s.mask[(row0 + lane) * kMaskWords + word] & (((1u << lane) - 1u) >> CANOPY_FAULT(short_path)) : 0u;
-    const float own = live ? s.g_cum[row0 + lane] : 0.f, write = live ? s.beta[row0 + lane] : 0.f;
+    const float write = live ? s.beta[row0 + lane] : 0.f;
 #pragma unroll 4
     for (int j = 0; j < kTile; ++j) {  // lane = row here
         const bool ancestor = above >> j & 1u;
-        s.g[j * kTile + lane] = ancestor ? write * expf(own - s.g_cum[row0 + j]) * kk[lane * kTile + j] : 0.f;
+        s.g[j * kTile + lane] = ancestor ? write * decay_of(s, row0 + lane, row0 + j) * kk[lane * kTile + j] : 0.f;
     }
     __syncwarp();
     float r[kTile];
@@ -212,7 +223,7 @@ __device__ __forceinline__ void accumulate(const SolveShared& s, const float* pa
         any |= bits[x];
         float c = 0.f;
         if (bits[x] >> lane & 1u) {
-            c = expf(s.g_cum[row + x] - s.g_cum[col0 + lane]) * pairs[(tile_row + x) * kTile + lane];
+            c = decay_of(s, row + x, col0 + lane) * pairs[(tile_row + x) * kTile + lane];
             if (!kOutput) c *= -s.beta[row + x];
         }
         g[x * kTile + lane] = c;
@@ -288,7 +299,7 @@ __device__ void solve(VerifyArgs a, const T* qkv, const float* gates, const floa
             if (!CANOPY_FAULT(gap) || row + x + 1 < nodes) u_out[at] = s.u[(row + x) * kTile + lane];
             if (CANOPY_FAULT(overrun)) u_out[(size_t)cu_nodes[gridDim.z] * a.v_heads * kDv] = 0.f;
             if (lane == 0) planted_touch(qkv);
-            if (blockIdx.x == 0 && lane == 0) g_cum_out[(size_t)(first + row + x) * a.v_heads + hv] = s.g_cum[row + x];
+            if (blockIdx.x == 0 && lane == 0) g_cum_out[(size_t)(first + row + x) * a.v_heads + hv] = s.zeroed[row + x] >= 0 ? -INFINITY : s.g_cum[row + x];
         }
     }
 }

@@ -83,8 +83,12 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
             .rounded(&[0, 1, 2]),
         kernel("gates f32", "gates", Bound::Element(1e-5), gate_values::<f32>).planted("gates/", GATES),
         kernel("gates bf16", "gates", Bound::Element(1e-5), gate_values::<bf16>).rounded(&[0]),
-        product(kernel("linear split", "linear", terms, product_of(Rounding::Split)).rounded(&[1]))
-            .planted("linear/", PRODUCT),
+        // an infinite weight meets two parts of x, of either sign
+        Kernel {
+            exact_classes: false,
+            ..product(kernel("linear split", "linear", terms, product_of(Rounding::Split)).rounded(&[1]))
+        }
+        .planted("linear/", PRODUCT),
         product(kernel("linear bf16", "linear", terms, product_of(Rounding::Bf16)).rounded(&[0, 1]))
             .planted("linear/", PRODUCT),
         // widths that are no multiple of 8 never take the warpgroups' kernel

@@ -132,7 +132,7 @@ impl Subject for Block {
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
-        let rows = shape.nodes.iter().copied().min().unwrap_or(1);
+        let rows = shape.nodes.iter().copied().max().unwrap_or(1);
         scene(&Shape { nodes: vec![rows; shape.nodes.len()], ..shape.clone() })
     }
 
