@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles every CUDA kernel for every listed architecture and records what ptxas says: registers, shared memory, stack, spills.
+"""Compiles every CUDA kernel for every listed architecture and records what ptxas says: registers, shared memory, stack, spills, and the
+threads of its launch bounds.
 
     python3 tools/kernel_resources.py            compares with canopy-kernels/resources.tsv, exit code 1 on a difference
     python3 tools/kernel_resources.py --write    writes the record anew
@@ -19,28 +20,45 @@ import tempfile
 CRATE = pathlib.Path(__file__).resolve().parent.parent / "canopy-kernels"
 RECORD = CRATE / "resources.tsv"
 ARCHS = (80, 86, 89, 90, 120, 121)
-HEADER = "kernel\tsm\tregisters\tstatic_shared\tstack\tspill_stores\tspill_loads"
+HEADER = "kernel\tsm\tregisters\tstatic_shared\tstack\tspill_stores\tspill_loads\tthreads"
 
 
 def hopper_only(source):
     return source.stem.endswith("_sm90a")
 
 
+def launch_bounds(cubin):
+    """Most threads of a CTA by entry point."""
+    dump = subprocess.run(["cuobjdump", "-elf", cubin], capture_output=True, text=True, check=True).stdout
+    threads, kernel = {}, None
+    for line in dump.splitlines():
+        if line.startswith(".nv.info."):
+            kernel = line.removeprefix(".nv.info.").strip()
+        elif "EIATTR_" in line:
+            bounds = "EIATTR_MAX_THREADS" in line
+        elif "Value:" in line and kernel and bounds:
+            sizes = [int(size, 16) for size in line.split("Value:")[1].split()]
+            threads[kernel] = sizes[0] * sizes[1] * sizes[2]
+    return threads
+
+
 def rows(source, arch):
     with tempfile.TemporaryDirectory() as folder:
         target = f"{arch}a" if hopper_only(source) else arch
+        cubin = os.path.join(folder, "out.cubin")
         command = ["nvcc", "-cubin", "-std=c++17", "-O3", "-Iinclude", "-Xptxas", "-v",
-                   f"-gencode=arch=compute_{target},code=sm_{target}",
-                   "-o", os.path.join(folder, "out.cubin"), str(source)]
+                   f"-gencode=arch=compute_{target},code=sm_{target}", "-o", cubin, str(source)]
         run = subprocess.run(command, cwd=CRATE, capture_output=True, text=True, check=False)
-    if run.returncode:
-        sys.exit(f"{source} for sm_{arch}:\n{run.stderr}")
+        if run.returncode:
+            sys.exit(f"{source} for sm_{arch}:\n{run.stderr}")
+        threads = launch_bounds(cubin)
     found = []
     for part in run.stderr.split("Compiling entry function '")[1:]:
         number = lambda pattern: int((re.search(pattern, part) or [0, 0])[1])
-        found.append("\t".join(map(str, (part.split("'")[0], arch, number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"),
+        kernel = part.split("'")[0]
+        found.append("\t".join(map(str, (kernel, arch, number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"),
                                          number(r"(\d+) bytes stack"), number(r"(\d+) bytes spill stores"),
-                                         number(r"(\d+) bytes spill loads")))))
+                                         number(r"(\d+) bytes spill loads"), threads.get(kernel, 0)))))
     return found
 
 

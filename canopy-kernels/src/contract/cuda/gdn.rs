@@ -9,8 +9,9 @@ use super::{Kernel, TIER_A, TIER_B};
 use crate::Result;
 use crate::contract::Gate::{self, Invariant, Nonfinite, Repeat, Shapes, Sums};
 use crate::contract::bound::Bound;
-use crate::contract::scene::Scene;
-use crate::contract::subjects::gdn::{dims, gates};
+use crate::contract::scene::{Scene, Shape};
+use crate::contract::subjects::Subject;
+use crate::contract::subjects::gdn::{dims, fill_sums, gates};
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
 use crate::tree_gdn::{fused, launch};
 use crate::tree_gdn_serial::launch as serial;
@@ -102,7 +103,10 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         TIER_A,
         chain::<f32, 32>,
     ));
-    kernels
+    // 64 nodes: what the controls' images take, and enough for a bfloat16 sum to lose an eighth
+    let sums = (Shape::chain(64), fill_sums as fn(&mut Scene));
+    let with_sums = |kernel: Kernel| Kernel { sums: kernel.sums().is_some().then(|| sums.clone()), ..kernel };
+    kernels.into_iter().map(with_sums).collect()
 }
 
 fn fused_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
@@ -115,10 +119,11 @@ fn fused_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound)
 }
 
 fn round_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
-    Kernel::new(gpu, name, "tree_gdn round walk", bound, round::<Out, 32>)
+    let kernel = Kernel::new(gpu, name, "tree_gdn round walk", bound, round::<Out, 32, 32>)
         .rounded(QKV)
-        .variant(format!("{name}, 128 columns"), round::<Out, 128>)
-        .variant(format!("{name}, commit and verify apart"), round_apart::<Out>)
+        .variant(format!("{name}, 128 columns"), round::<Out, 32, 128>)
+        .variant(format!("{name}, commit and verify apart"), round_apart::<Out>);
+    Kernel { planted_call: Some(Arc::new(round::<Out, 64, 32>)), ..kernel }
 }
 
 /// A call's inputs.
@@ -262,14 +267,14 @@ fn commit_split(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     inputs.state.read(gpu, out)
 }
 
-/// A verify whose paths the second launch commits before it verifies the same trees from there.
-fn round<Out: fused::Tier + Element, const COLUMNS: usize>(
+/// A verify (of `FIRST` columns) whose paths the second launch commits before it verifies the same trees from there.
+fn round<Out: fused::Tier + Element, const FIRST: usize, const COLUMNS: usize>(
     gpu: &Gpu,
     scene: &Scene,
     out: &mut [f32],
 ) -> Result<()> {
     let (mut inputs, mut last) = (Inputs::new(gpu, scene)?, Planes::<f32>::new(gpu, scene)?);
-    launch_fused(gpu, scene, 32, &inputs, &mut last)?;
+    launch_fused(gpu, scene, FIRST, &inputs, &mut last)?;
     let tape = Guarded::exactly(gpu, "pending u", &last.u.values(gpu)?)?;
     let on_device = PathsOnDevice::new(&gpu.0, &scene.paths)?;
     let mut planes = Planes::<Out>::new(gpu, scene)?;
