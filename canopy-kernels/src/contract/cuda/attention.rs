@@ -51,7 +51,7 @@ const BLOCK_FAULTS: &[(Gate, &str)] = &[
 pub(super) fn kernels(gpu: &Gpu) -> Result<Vec<Kernel>> {
     let mut kernels = Vec::new();
     for tiles in Tile::families(&gpu.0)? {
-        let family = if matches!(tiles[0], Tile::Groups | Tile::Group) { "warpgroups" } else { "mma" };
+        let family = format!("{:?}", tiles[0]).to_lowercase();
         for narrow in [false, true] {
             let width = if narrow { 128 } else { 256 };
             let name = |room: &str| format!("{room} {family} d{width}");
@@ -98,7 +98,8 @@ fn kernel(gpu: &Gpu, name: String, room: &str, narrow: bool, tiles: &'static [Ti
         kernel = kernel.variant(format!("{name}, {tile:?}"), with(tile));
     }
     // the controls' images have one tile of each family at width 256
-    let built = tiles.iter().find(|tile| matches!(tile, Tile::Group | Tile::Narrow)).filter(|_| !narrow);
+    let small = |tile: &&Tile| matches!(format!("{tile:?}").as_str(), "Narrow" | "Group" | "FedOne");
+    let built = tiles.iter().find(small).filter(|_| !narrow);
     if let Some(&tile) = built {
         kernel = kernel.planted("attend/", if room == "tree_attention" { TREE_FAULTS } else { BLOCK_FAULTS });
         kernel.planted_call = Some(Arc::new(with(tile)));
