@@ -202,11 +202,17 @@ fn cases(subject: &dyn Subject, shapes: &[Shape]) -> Result<Vec<Case>, String> {
 }
 
 pub(super) fn shapes(subject: &dyn Subject, control: Option<Control>) -> Result<String, String> {
-    let mut shapes = match control {
+    let shapes = match control {
         Some(Control::Inside(_)) => shapes_of_controls(),
         _ => [shapes_to_run(), subject.more_shapes()].concat(),
     };
-    shapes.retain(|shape| subject.takes(shape));
+    let (refused, shapes): (Vec<_>, Vec<_>) = shapes.into_iter().partition(|shape| subject.refuses(shape));
+    for shape in &refused {
+        let scene = subject.scene(shape).map_err(text)?;
+        if run(subject, &scene, control, 0).is_ok() {
+            return Err(format!("{shape:?}: was not refused"));
+        }
+    }
     let mut worst = 0f64;
     for (shape, case) in shapes.iter().zip(cases(subject, &shapes)?) {
         let (scene, truth) = &*case;
@@ -217,7 +223,9 @@ pub(super) fn shapes(subject: &dyn Subject, control: Option<Control>) -> Result<
     }
     match crate::DraftTree::chain(crate::DraftTree::MAX_NODES + 1) {
         Err(crate::Error::TooManyNodes { .. }) => {
-            Ok(format!("{} shapes, worst {worst:.3} of the bound, 257 nodes refused", shapes.len()))
+            let refused =
+                if refused.is_empty() { String::new() } else { format!("{} shapes and ", refused.len()) };
+            Ok(format!("{} shapes, worst {worst:.3} of the bound, {refused}257 nodes refused", shapes.len()))
         }
         _ => Err("a tree of 257 nodes was not refused".into()),
     }

@@ -109,13 +109,18 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     kernels.into_iter().map(with_sums).collect()
 }
 
+/// A chain's paths have half the square of its nodes entries, which no CTA's shared memory holds beyond 128.
+fn long_chains(shape: &Shape) -> bool {
+    shape.chain && shape.nodes.iter().any(|&nodes| nodes > 128)
+}
+
 fn fused_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
     let kernel = Kernel::new(gpu, name, "tree_gdn verify forward", bound, fused_verify::<Out, 32>)
         .rounded(QKV)
         .variant(format!("{name}, 64 columns"), fused_verify::<Out, 64>)
         .variant(format!("{name}, 128 columns"), fused_verify::<Out, 128>)
         .planted("tree_gdn/fused", VERIFY_FAULTS);
-    Kernel { planted_call: Some(Arc::new(fused_verify::<Out, 64>)), ..kernel }
+    Kernel { planted_call: Some(Arc::new(fused_verify::<Out, 64>)), refuses: long_chains, ..kernel }
 }
 
 fn round_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
@@ -123,7 +128,7 @@ fn round_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound)
         .rounded(QKV)
         .variant(format!("{name}, 128 columns"), round::<Out, 32, 128>)
         .variant(format!("{name}, commit and verify apart"), round_apart::<Out>);
-    Kernel { planted_call: Some(Arc::new(round::<Out, 64, 32>)), ..kernel }
+    Kernel { planted_call: Some(Arc::new(round::<Out, 64, 32>)), refuses: long_chains, ..kernel }
 }
 
 /// A call's inputs.

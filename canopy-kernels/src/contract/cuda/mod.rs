@@ -49,7 +49,7 @@ struct Kernel {
     rounded: &'static [usize],
     /// The drafter's widths.
     narrow: bool,
-    takes: fn(&Shape) -> bool,
+    refuses: fn(&Shape) -> bool,
     more_shapes: Vec<Shape>,
     sums: Option<SumScene>,
     sums_bound: Bound,
@@ -82,7 +82,7 @@ impl Kernel {
             call: Arc::new(call),
             rounded: &[],
             narrow: false,
-            takes: |_| true,
+            refuses: |_| false,
             more_shapes: Vec::new(),
             sums: None,
             sums_bound: bound,
@@ -167,8 +167,8 @@ impl Subject for Kernel {
         self.like.sizes(scene)
     }
 
-    fn takes(&self, shape: &Shape) -> bool {
-        (self.takes)(shape)
+    fn refuses(&self, shape: &Shape) -> bool {
+        (self.refuses)(shape)
     }
 
     fn more_shapes(&self) -> Vec<Shape> {

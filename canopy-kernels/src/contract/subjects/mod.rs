@@ -75,10 +75,10 @@ pub(super) trait Subject: Send + Sync {
         let _ = scene;
         Vec::new()
     }
-    /// Whether the kernel is built for a shape.
-    fn takes(&self, shape: &Shape) -> bool {
+    /// Whether a shape is too large for the kernel, which must then say so.
+    fn refuses(&self, shape: &Shape) -> bool {
         let _ = shape;
-        true
+        false
     }
     /// Edges of this kernel beside those of all.
     fn more_shapes(&self) -> Vec<Shape> {
