@@ -253,15 +253,15 @@ fn launch_commit<T: launch::Element + Element>(
     let on_device = PathsOnDevice::new(&gpu.0, &scene.paths)?;
     let tape = launch::LayerTape { qkv: inputs.qkv.view(), gates: inputs.gates.view(), u: u.view() };
     let mut state = inputs.state.view_mut();
-    launch::commit(&gpu.0, dims(scene), &scene.paths, &on_device, &[tape], &mut state)?;
-    inputs.qkv.untouched(gpu)?;
-    inputs.gates.untouched(gpu)
+    launch::commit(&gpu.0, dims(scene), &scene.paths, &on_device, &[tape], &mut state)
 }
 
 fn commit_fused(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let (mut inputs, mut planes) = (Inputs::new(gpu, scene)?, Planes::<f32>::new(gpu, scene)?);
     launch_fused(gpu, scene, 32, &inputs, &mut planes)?;
     launch_commit(gpu, scene, &mut inputs, &planes.u)?;
+    inputs.qkv.untouched(gpu)?;
+    inputs.gates.untouched(gpu)?;
     inputs.state.read(gpu, out)
 }
 
@@ -269,6 +269,8 @@ fn commit_split(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let (mut inputs, mut planes) = (Inputs::<f32>::new(gpu, scene)?, Planes::new(gpu, scene)?);
     launch_split(gpu, scene, &inputs, &mut planes)?;
     launch_commit(gpu, scene, &mut inputs, &planes.u)?;
+    inputs.qkv.untouched(gpu)?;
+    inputs.gates.untouched(gpu)?;
     inputs.state.read(gpu, out)
 }
 
@@ -306,13 +308,15 @@ fn round<Out: fused::Tier + Element, const FIRST: usize, const COLUMNS: usize>(
     inputs.state.read(gpu, pool)
 }
 
-/// The same in three launches: verify, commit, verify.
+/// The same in three launches, one after another without a wait: verify, commit, verify.
 fn round_apart<Out: fused::Tier + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let (mut inputs, mut last) = (Inputs::new(gpu, scene)?, Planes::<f32>::new(gpu, scene)?);
     launch_fused(gpu, scene, 32, &inputs, &mut last)?;
     launch_commit(gpu, scene, &mut inputs, &last.u)?;
     let mut planes = Planes::<Out>::new(gpu, scene)?;
     launch_fused(gpu, scene, 32, &inputs, &mut planes)?;
+    inputs.qkv.untouched(gpu)?;
+    inputs.gates.untouched(gpu)?;
     let pool = planes.read(gpu, scene, out)?;
     inputs.state.read(gpu, pool)
 }
