@@ -70,7 +70,11 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         Kernel::new(gpu, "tree_gdn split f32", VERIFY, TIER_A, split::<f32>)
             .planted("tree_gdn/verify", VERIFY_FAULTS),
         Kernel::new(gpu, "tree_gdn split bf16", VERIFY, TIER_A, split::<bf16>).rounded(QKV),
-        Kernel::new(gpu, "tree_gdn commit bf16", COMMIT, Bound::Element(5e-6), commit_fused).rounded(QKV),
+        Kernel {
+            refuses: long_chains::<false>,
+            ..Kernel::new(gpu, "tree_gdn commit bf16", COMMIT, Bound::Element(5e-6), commit_fused)
+                .rounded(QKV)
+        },
         Kernel::new(gpu, "tree_gdn commit f32", COMMIT, Bound::Element(5e-6), commit_split)
             .planted("tree_gdn/commit", COMMIT_FAULTS),
         round_kernel::<f32>(gpu, "tree_gdn fused commit a", TIER_A)
@@ -109,9 +113,10 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     kernels.into_iter().map(with_sums).collect()
 }
 
-/// A chain's paths have half the square of its nodes entries, which no CTA's shared memory holds beyond 128.
-fn long_chains(shape: &Shape) -> bool {
-    shape.chain && shape.nodes.iter().any(|&nodes| nodes > 128)
+/// A chain's paths have half the square of its nodes entries, which no CTA's shared memory holds beyond 128; tier B, whose state takes half
+/// the place, holds one more.
+fn long_chains<const TIER_B: bool>(shape: &Shape) -> bool {
+    shape.chain && shape.nodes.iter().any(|&nodes| nodes > 128 + usize::from(TIER_B))
 }
 
 fn fused_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
@@ -120,7 +125,8 @@ fn fused_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound)
         .variant(format!("{name}, 64 columns"), fused_verify::<Out, 64>)
         .variant(format!("{name}, 128 columns"), fused_verify::<Out, 128>)
         .planted("tree_gdn/fused", VERIFY_FAULTS);
-    Kernel { planted_call: Some(Arc::new(fused_verify::<Out, 64>)), refuses: long_chains, ..kernel }
+    let refuses = if Out::PARTS == 1 { long_chains::<true> } else { long_chains::<false> };
+    Kernel { planted_call: Some(Arc::new(fused_verify::<Out, 64>)), refuses, ..kernel }
 }
 
 fn round_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
@@ -128,7 +134,7 @@ fn round_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound)
         .rounded(QKV)
         .variant(format!("{name}, 128 columns"), round::<Out, 32, 128>)
         .variant(format!("{name}, commit and verify apart"), round_apart::<Out>);
-    Kernel { planted_call: Some(Arc::new(round::<Out, 64, 32>)), refuses: long_chains, ..kernel }
+    Kernel { planted_call: Some(Arc::new(round::<Out, 64, 32>)), refuses: long_chains::<false>, ..kernel }
 }
 
 /// A call's inputs.
