@@ -78,10 +78,11 @@ pub(super) struct Input {
 impl Scene {
     /// Trees, slots in reverse order, a path to each tree's last leaf; no buffers yet.
     pub fn new(shape: &Shape) -> crate::Result<Self> {
-        let seed = shape.nodes.iter().fold(shape.context as u64, |seed, &nodes| seed * 257 + nodes as u64);
+        let mixed = |seed: u64, nodes: &usize| seed.wrapping_mul(257).wrapping_add(*nodes as u64);
+        let seed = shape.nodes.iter().fold(shape.context as u64, mixed);
         let tree = |(b, &nodes): (usize, &usize)| match shape.chain {
             true => DraftTree::chain(nodes),
-            false => DraftTree::random(nodes, seed + b as u64),
+            false => DraftTree::random(nodes, seed.wrapping_add(b as u64)),
         };
         let trees = shape.nodes.iter().enumerate().map(tree).collect::<crate::Result<_>>()?;
         let batch = TreeBatch::new(trees, (0..shape.nodes.len() as i32).rev().collect())?;
