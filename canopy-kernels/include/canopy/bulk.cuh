@@ -37,11 +37,6 @@ __device__ __forceinline__ void copy_bulk(uint32_t dst, const void* src, uint32_
                  : "memory");
 }
 
-// `bytes` (a multiple of 16) on their way into the L2.
-__device__ __forceinline__ void prefetch_bulk(const void* src, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
-}
-
 // The map's box whose first element is (column, row), zeros outside the matrix.
 __device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, uint32_t column, uint32_t row, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),

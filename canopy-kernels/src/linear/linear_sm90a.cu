@@ -12,7 +12,6 @@ namespace canopy {
 
 constexpr int kProducts = 256;  // threads that multiply; 32 more copy, and 32 round
 constexpr int kSteps = 8;  // of 16 inputs in a chunk
-constexpr uint32_t kPrefetched = 6;  // chunks of a CTA, 25 MiB of all together
 constexpr uint32_t kTileBytes = 16 * 128 * 2, kWeightBytes = 8 * kTileBytes;
 
 // Piece v of the line is [v total / workers, (v + 1) total / workers).
@@ -72,9 +71,6 @@ __device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>
     };
     const uint32_t early = min(end, begin + Stages);
     for (uint32_t unit = begin; unit < early; ++unit) weights(unit, unit - begin);
-    // what does not fit waits in the L2, so that the memory is busy for as long as the kernel ahead may take
-    for (uint32_t unit = early; unit < min(end, early + kPrefetched); ++unit)
-        for (uint32_t t = 0; t < tiles_of(unit); ++t) prefetch_bulk(tile_of(unit, t), kTileBytes);
     // the weights are nobody's output
     if constexpr (!Wide) wait_for_kernels_ahead();
     for (uint32_t unit = begin; unit < early; ++unit) rows(unit, unit - begin);

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
     gates, kv_append, kv_append_pair, kv_compact, kv_compact_layers, tree_conv, tree_conv_commit,
-    tree_conv_to,
+    tree_conv_commit_layers, tree_conv_to,
 };
 use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
 
