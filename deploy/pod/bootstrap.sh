@@ -14,11 +14,13 @@ fi
 command -v cargo >/dev/null || {
     apt-get update -q
     DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends build-essential git rustup
-    rustup toolchain install
+    # Ubuntu's rustup wants a name.
+    rustup toolchain install "$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)"
 }
 export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)}
 nvidia-smi
 CANOPY_REQUIRE_GPU=1 cargo test --release --locked -p canopy-kernels --features cuda
 cargo build --release --locked -p canopy-bench --features cuda
-target/release/canopy-bench env
-if [ $# -gt 0 ]; then "$@"; else target/release/canopy-bench sweep; fi
+rows=bench/results/pod-$(date -u +%Y%m%dT%H%M).jsonl
+target/release/canopy-bench env >>"$rows"
+if [ $# -gt 0 ]; then "$@"; else target/release/canopy-bench sweep --json "$rows"; fi
