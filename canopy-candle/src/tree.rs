@@ -159,7 +159,7 @@ fn on_device<'a, T>(op: &'static str, uploaded: Option<&'a T>, device: &Device) 
     }
 }
 
-fn supported(op: &'static str, device: &Device) -> Result<()> {
+pub(crate) fn supported(op: &'static str, device: &Device) -> Result<()> {
     match device {
         Device::Cpu | Device::Cuda(_) => Ok(()),
         Device::Metal(_) => bail!("{op}: device, expected: CPU or CUDA, got: Metal"),

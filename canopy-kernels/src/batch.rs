@@ -23,16 +23,7 @@ impl TreeBatch {
             let (expected, got) = (Box::new([trees.len()]), Box::new([slots.len()]));
             return Err(Error::Shape { op: OP, arg: "slots", expected, got });
         }
-        for (b, &slot) in slots.iter().enumerate() {
-            if slot < -1 {
-                let expected = "-1 (padding) or a pool slot".into();
-                return Err(Error::Value { op: OP, arg: "slots", expected, got: slot.to_string() });
-            }
-            if slot >= 0 && slots[..b].contains(&slot) {
-                let got = format!("slot {slot} twice");
-                return Err(Error::Value { op: OP, arg: "slots", expected: "distinct slots".into(), got });
-            }
-        }
+        check_distinct(OP, &slots)?;
         let mut cu_nodes = vec![0i32];
         for tree in &trees {
             cu_nodes.push(cu_nodes[cu_nodes.len() - 1] + tree.len() as i32);
@@ -87,18 +78,7 @@ impl TreeBatch {
         width: usize,
         plane: &'a mut [T],
     ) -> Vec<Vec<&'a mut [T]>> {
-        let mut parts = Vec::with_capacity(self.sequences() * heads);
-        let mut rows = plane.chunks_exact_mut(width);
-        for tree in &self.trees {
-            let start = parts.len();
-            parts.extend((0..heads).map(|_| Vec::with_capacity(tree.len())));
-            for _ in 0..tree.len() {
-                for part in &mut parts[start..] {
-                    part.extend(rows.next());
-                }
-            }
-        }
-        parts
+        split_heads(self.trees.iter().map(DraftTree::len), heads, width, plane)
     }
 
     /// Checks that every slot lies inside a pool of `pool_slots` slots.
@@ -108,6 +88,42 @@ impl TreeBatch {
     pub fn check_slots(&self, op: &'static str, pool_slots: usize) -> Result<()> {
         check_slots(&self.slots, op, pool_slots)
     }
+}
+
+/// The parts of a `[N, heads, width]` plane of sequences of `lens` rows, per sequence and head its rows.
+pub(crate) fn split_heads<T>(
+    lens: impl IntoIterator<Item = usize>,
+    heads: usize,
+    width: usize,
+    plane: &mut [T],
+) -> Vec<Vec<&mut [T]>> {
+    let mut parts = Vec::new();
+    let mut rows = plane.chunks_exact_mut(width);
+    for len in lens {
+        let start = parts.len();
+        parts.extend((0..heads).map(|_| Vec::with_capacity(len)));
+        for _ in 0..len {
+            for part in &mut parts[start..] {
+                part.extend(rows.next());
+            }
+        }
+    }
+    parts
+}
+
+/// Checks that every slot is -1 (padding) or a pool slot of one sequence alone.
+pub(crate) fn check_distinct(op: &'static str, slots: &[i32]) -> Result<()> {
+    for (b, &slot) in slots.iter().enumerate() {
+        if slot < -1 {
+            let expected = "-1 (padding) or a pool slot".into();
+            return Err(Error::Value { op, arg: "slots", expected, got: slot.to_string() });
+        }
+        if slot >= 0 && slots[..b].contains(&slot) {
+            let got = format!("slot {slot} twice");
+            return Err(Error::Value { op, arg: "slots", expected: "distinct slots".into(), got });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that every slot is -1 (padding) or lies inside a pool of `pool_slots` slots.

@@ -10,6 +10,7 @@ pub mod cuda;
 mod dims;
 mod error;
 pub mod gates;
+pub mod gdn_prefill;
 pub mod glue;
 pub mod kv_compact;
 pub mod linear;

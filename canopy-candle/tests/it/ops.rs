@@ -6,4 +6,5 @@ mod gdn;
 mod gdn_serial;
 mod glue;
 mod linear;
+mod prefill;
 mod rest;

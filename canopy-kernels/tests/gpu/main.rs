@@ -10,6 +10,7 @@ mod fused_commit;
 mod gdn;
 mod glue;
 mod linear;
+mod prefill;
 mod scene;
 mod serial;
 mod top_tokens;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         gdn::TESTS,
         glue::TESTS,
         linear::TESTS,
+        prefill::TESTS,
         serial::TESTS,
         top_tokens::TESTS,
     ];

@@ -5,6 +5,7 @@ pub(super) mod conv;
 pub(super) mod gdn;
 pub(super) mod gdn_serial;
 pub(super) mod glue;
+mod prefill;
 pub(super) mod rows;
 
 use half::bf16;
@@ -123,6 +124,7 @@ pub(super) trait Subject: Send + Sync {
 pub(super) fn all() -> Vec<Box<dyn Subject>> {
     let mut subjects = gdn::subjects();
     subjects.extend(gdn_serial::subjects());
+    subjects.extend(prefill::subjects());
     subjects.extend(conv::subjects());
     subjects.extend(attention::subjects());
     subjects.extend(rows::subjects());
