@@ -1,7 +1,9 @@
 // tree_gdn commit: S <- exp(g_0 + .. + g_a) S + sum over the accepted path of exp(g_{j+1} + .. + g_a) k_j u_j^T, in place.
 // The exponents are suffix sums taken from the path's end, so that the entries that weigh most have the smallest rounding error.
 // One CTA owns 32 value rows of one value head of one sequence; a warp owns four of them, a lane four keys. 16 path rows are staged at a
-// time in shared memory (12 KiB with the sums). The layers of a model, whose pools lie one after another, take one launch. The sum runs along the path, root first. k is normalised again in f32 from qkv.
+// time in shared memory (12 KiB with the sums), two a warp; the state and the first rows are on their way while the gates are summed. The
+// layers of a model, whose pools lie one after another, take one launch. The sum runs along the path, root first. k is normalised again in
+// f32 from qkv.
 #include "args.cuh"
 #include "canopy/gdn_rows.cuh"
 #include "replay.cuh"
@@ -10,6 +12,25 @@ namespace canopy {
 
 constexpr int kStage = 16;
 
+// A warp's two rows of a stage on their way into it.
+template <typename T>
+struct PathRows {
+    decltype(raw4(static_cast<const T*>(nullptr))) k[2];
+    float u[2];
+
+    // `k_head` and `u_head` point into row 0.
+    __device__ __forceinline__ void fetch(const T* k_head, size_t width, const float* u_head, size_t u_width, const int* path, int left,
+                                          int warp, int lane) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+            if (warp + 8 * x >= left) continue;
+            const size_t row = path[warp + 8 * x];
+            k[x] = raw4(k_head + row * width + 4 * lane);
+            u[x] = u_head[row * u_width + lane];
+        }
+    }
+};
+
 template <typename T>
 __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, const int* cu_rows, const int* slots, float* state) {
     __shared__ __align__(16) float k_rows[kStage][kDk];
@@ -17,29 +38,37 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
     __shared__ float suffix[2][kPath + 1];
     take_turn();
     const uint32_t layer = blockIdx.z / a.batch, b = blockIdx.z % a.batch, hv = blockIdx.y;
-    const T* qkv = static_cast<const T*>(a.qkv[layer]);
-    const float *gates = a.gates[layer], *u = a.u[layer];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin, slot = slots[b];
     if (slot < 0 || length == 0) return;
-    const uint32_t h = hv / (a.v_heads / a.k_heads);
-    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    const size_t width = qkv_width(a.k_heads, a.v_heads), u_width = (size_t)a.v_heads * kDv;
     const int dv0 = blockIdx.x * 32;
+    const T* k_head = static_cast<const T*>(a.qkv[layer]) + (size_t)(a.k_heads + hv / (a.v_heads / a.k_heads)) * kDk;
+    const float* u_head = a.u[layer] + (size_t)hv * kDv + dv0;
     float* s = state + layer * a.layer_state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
-    const float* later = suffix_sums<256>(suffix, gates, path + begin, length, a.v_heads, hv);
-    const float decay = planted_ulp(expf(later[0]));
     float4 acc[4];
 #pragma unroll
-    for (int x = 0; x < 4; ++x) acc[x] = scaled(load4(s + (size_t)x * kDk), decay);
+    for (int x = 0; x < 4; ++x) acc[x] = load4(s + (size_t)x * kDk);
+    path += begin;
+    PathRows<T> rows;
+    rows.fetch(k_head, width, u_head, u_width, path, length, warp, lane);
+    const float* later = suffix_sums<256>(suffix, a.gates[layer], path, length, a.v_heads, hv);
+    const float decay = planted_ulp(expf(later[0]));
+#pragma unroll
+    for (int x = 0; x < 4; ++x) acc[x] = scaled(acc[x], decay);
     for (int j0 = 0; j0 < length; j0 += kStage) {
         const int count = min(kStage, length - j0);
-        __syncthreads();
-        for (int j = warp; j < count; j += 8) {
-            const int row = path[begin + j0 + j];
-            const float4 k = normed_row(qkv + (size_t)row * width + (size_t)(a.k_heads + h) * kDk, lane, 1.f);
-            const float weight = expf(later[j0 + j + 1]);
-            *reinterpret_cast<float4*>(&k_rows[j][4 * lane]) = scaled(k, weight);
-            u_rows[j][lane] = u[((size_t)row * a.v_heads + hv) * kDv + dv0 + lane];
+        if (j0) {
+            __syncthreads();
+            rows.fetch(k_head, width, u_head, u_width, path + j0, count, warp, lane);
+        }
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+            const int j = warp + 8 * x;
+            if (j >= count) continue;
+            const float4 k = normed(widened(rows.k[x]), 1.f);
+            *reinterpret_cast<float4*>(&k_rows[j][4 * lane]) = scaled(k, expf(later[j0 + j + 1]));
+            u_rows[j][lane] = rows.u[x];
         }
         __syncthreads();
         const bool short_of = CANOPY_FAULT(missed_node) && j0 + kStage >= length;
@@ -59,7 +88,7 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
 #pragma unroll
     for (int x = 0; x < 4; ++x) *reinterpret_cast<float4*>(s + (size_t)x * kDk) = acc[x];
     if (CANOPY_FAULT(overrun)) state[-1] = 0.f;
-    if (threadIdx.x == 0) planted_touch(qkv);
+    if (threadIdx.x == 0) planted_touch(static_cast<const T*>(a.qkv[layer]));
 }
 
 }  // namespace canopy
