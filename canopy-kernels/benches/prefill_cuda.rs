@@ -124,7 +124,7 @@ impl Case {
             on_device: SequencesOnDevice::new(stream, &sequences)?,
             chains,
             sets,
-            scratch: stream.alloc_zeros(2 * batch * dims.v_heads * RECORD * rows.div_ceil(64).min(64))?,
+            scratch: stream.alloc_zeros(batch * dims.v_heads * RECORD * rows.div_ceil(64).min(64))?,
             o: stream.alloc_zeros(plane * dims.dv)?,
             o_half: stream.alloc_zeros(plane * dims.dv)?,
             u: stream.alloc_zeros(tape * dims.dv)?,
@@ -275,7 +275,7 @@ fn ways(case: &Case, quick: bool) -> Vec<Way> {
     }
     let blocks = [Block::Pairs32, Block::Pairs64, Block::Alone128, Block::Small64];
     ways.extend(blocks.map(|block| Way::TierA(Plan { block: Some(block), ..plan })));
-    if case.rows >= 2_048 && case.batch == 1 {
+    if case.rows >= 2_048 {
         ways.extend([8, 16, 32].map(|chunks| Way::TierA(Plan { block: None, chunks })));
     }
     ways

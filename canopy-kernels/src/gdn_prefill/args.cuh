@@ -7,7 +7,6 @@ struct PrefillArgs {
     uint32_t v_heads;      // Hv
     uint32_t first_chunk;  // of every sequence, in this launch
     uint32_t chunks;       // records that the scratch holds for a sequence
-    uint32_t begins;       // prepare: 1 = kernels ahead may still write what it reads
     float scale;           // Dk^-1/2
 };
-static_assert(sizeof(PrefillArgs) == 24, "launch.rs PrefillArgs");
+static_assert(sizeof(PrefillArgs) == 20, "launch.rs PrefillArgs");

@@ -272,7 +272,7 @@ struct Stages {
         for (int idx = threadIdx.x; idx < bytes / 16; idx += kThreads) copy16(to + 16 * idx, source + 16 * idx, true);
     }
 
-    // Keys and values: nothing that prepare writes.
+    // Keys and values.
     __device__ __forceinline__ void fetch_rows(int chunk) const {
         copy_rows(chunk % kKeys * kRowTile, q + to_k, chunk);
         const uint32_t to = shared_address(shared + kV + chunk % STAGES * kRows * kVRow);
@@ -330,15 +330,12 @@ __device__ void chunks(PrefillArgs a, const __nv_bfloat16* qkv, float* state, co
     stages.rows = rows;
     stages.record = scratch + record_at(a, b, 0, hv);
     stages.next_record = (size_t)a.v_heads * kRecord;
-    const bool live = slot >= 0 && count > 0;
-    if (STAGES > 1 && live) stages.fetch_rows(0);
-    wait_for_kernels_ahead();
-    next_may_begin();
     Out* out = o + (size_t)first * step + (size_t)hv * kDv + col0;
     if (slot < 0)
         for (int idx = tid; idx < rows * COLS; idx += stages.kThreads) store(out + (size_t)(idx / COLS) * step + idx % COLS, 0.f);
-    if (!live) return;
+    if (slot < 0 || count <= 0) return;
     if (STAGES > 1) {
+        stages.fetch_rows(0);
         stages.fetch_inverse(0);
         if (!PAIRED) stages.fetch_queries(0);
         copies_issued();

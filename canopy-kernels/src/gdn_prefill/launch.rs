@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use super::Sequences;
 use crate::cuda::Kernels;
-use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{Error, GdnDims, Result};
 
@@ -16,10 +15,10 @@ const OP: &str = "gdn-prefill";
 pub const CHUNK: usize = 64;
 /// f32 of one chunk's record: record.cuh's kRecord.
 const RECORD: usize = 2 * 10 * 256 + 4 * CHUNK + 4;
-/// Records that a launch leaves for the next one, about: 44 MB, what an L2 cache holds.
+/// Records that the first launch of a pair leaves for the second, about: 44 MB, what an L2 cache holds.
 const RECORDS: usize = 2_048;
-/// Fewest chunks of a sequence in a launch.
-const FEWEST: usize = 4;
+/// Fewest chunks of a sequence in a launch: fewer cost more in launches than their records' way through memory.
+const FEWEST: usize = 16;
 /// Shared memory and threads of the first launch.
 const PREPARE: (usize, u32) = (2 * 2 * CHUNK * 72 * 4 + 2 * CHUNK * 4 + 2 * CHUNK * 16 + 16, 128);
 /// CTAs that one multiprocessor each serves at once: those of an H200 and a few more.
@@ -32,7 +31,6 @@ struct PrefillArgs {
     v_heads: u32,
     first_chunk: u32,
     chunks: u32,
-    begins: u32,
     scale: f32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
@@ -169,17 +167,14 @@ impl Plan {
     }
 }
 
-/// Scratch elements of a pair of launches, and how many pairs use the scratch at once.
-fn records(dims: GdnDims, sequences: &Sequences, plan: Plan) -> (usize, usize) {
-    let most = sequences.lens().max().unwrap_or(0).div_ceil(CHUNK);
-    let one = sequences.len() * plan.chunks * dims.v_heads * RECORD;
-    (one, if most > plan.chunks { 2 } else { 1 })
+/// Scratch elements of a pair of launches.
+fn records(dims: GdnDims, sequences: &Sequences, plan: Plan) -> usize {
+    sequences.len() * plan.chunks * dims.v_heads * RECORD
 }
 
 /// Scratch elements that a call needs.
 pub fn scratch_len(dims: GdnDims, sequences: &Sequences) -> usize {
-    let (one, pairs) = records(dims, sequences, Plan::new(dims, sequences));
-    one * pairs
+    records(dims, sequences, Plan::new(dims, sequences))
 }
 
 /// Runs every sequence over the state in its slot.
@@ -196,7 +191,7 @@ pub fn forward<Out: Tier>(
     forward_with(stream, dims, sequences, on_device, Plan::new(dims, sequences), buffers)
 }
 
-/// [`forward`] by a plan; the scratch then holds the plan's chunks of every sequence, twice where a sequence has more.
+/// [`forward`] by a plan; the scratch then holds the plan's chunks of every sequence.
 ///
 /// # Errors
 /// As [`forward`], and a plan without chunks or with a block that this device has no shared memory for.
@@ -212,6 +207,7 @@ pub fn forward_with<Out: Tier>(
     if sequences.is_empty() {
         return Ok(());
     }
+    let driver = |source| Error::Driver { op: OP, source };
     let kernels = Kernels::on(stream.context())?;
     let limit = kernels.shared_limit();
     let block = plan.block.unwrap_or_else(|| Block::choose(sequences.len() * dims.v_heads, limit));
@@ -223,7 +219,6 @@ pub fn forward_with<Out: Tier>(
     let at = Block::ALL.iter().position(|&known| known == block).unwrap_or(0);
     let chunks = kernels.function(OP, "gdn_prefill/chunks", Out::CHUNKS[at])?;
     let PrefillBuffers { qkv, gates, mut state, scratch, mut o } = buffers;
-    let (one, pairs) = records(dims, sequences, plan);
     let most = sequences.lens().max().unwrap_or(0).div_ceil(CHUNK);
     let batch = sequences.len() as u32;
     let config = |x: usize, y: usize, threads: u32, shared: usize| LaunchConfig {
@@ -231,32 +226,31 @@ pub fn forward_with<Out: Tier>(
         block_dim: (threads, 1, 1),
         shared_mem_bytes: shared as u32,
     };
-    for (turn, first) in (0..most).step_by(plan.chunks).enumerate() {
+    for first in (0..most).step_by(plan.chunks) {
         let args = PrefillArgs {
             k_heads: dims.k_heads as u32,
             v_heads: dims.v_heads as u32,
             first_chunk: first as u32,
             chunks: plan.chunks as u32,
-            begins: u32::from(first == 0),
             scale: dims.scale(),
         };
-        let half = turn % pairs * one..(turn % pairs + 1) * one;
-        let mut records = scratch.slice_mut(half.clone());
-        let mut launch = Launch::of(stream, OP, &kernels, prepare.clone());
-        launch.value(&args).read(&qkv).read(&gates).read(&on_device.cu_rows).read(&on_device.slots);
-        launch.write(&mut records);
         let grid = config(plan.chunks.min(most - first), dims.k_heads, PREPARE.1, PREPARE.0);
-        // SAFETY: lengths and slots checked above; the first of these waits at once, the others read inputs that it waited for and write
-        // the half of the scratch that no kernel under way reads.
-        unsafe { launch.launch(grid) }?;
-        let records = scratch.slice(half);
-        let mut launch = Launch::of(stream, OP, &kernels, chunks.clone());
-        launch.value(&args).read(&qkv).write(&mut state).read(&on_device.cu_rows).read(&on_device.slots);
-        launch.read(&records).write(&mut o);
+        let mut launch = stream.launch_builder(&prepare);
+        launch
+            .arg(&args)
+            .arg(&qkv)
+            .arg(&gates)
+            .arg(&on_device.cu_rows)
+            .arg(&on_device.slots)
+            .arg(&mut *scratch);
+        // SAFETY: lengths and slots checked above; a CTA writes its own chunk's records within the scratch.
+        unsafe { launch.launch(grid) }.map_err(driver)?;
         let grid = config(dims.dv / block.columns(), dims.v_heads, block.threads(), block.shared_bytes());
-        // SAFETY: lengths and slots checked above; before its wait it reads rows alone, which the first launch of all waited for; a CTA
-        // writes its own value columns of its own rows and slot.
-        unsafe { launch.launch(grid) }?;
+        let mut launch = stream.launch_builder(&chunks);
+        launch.arg(&args).arg(&qkv).arg(&mut state).arg(&on_device.cu_rows).arg(&on_device.slots);
+        launch.arg(&*scratch).arg(&mut o);
+        // SAFETY: lengths and slots checked above; a CTA writes its own value columns of its own rows and slot.
+        unsafe { launch.launch(grid) }.map_err(driver)?;
     }
     Ok(())
 }
@@ -279,9 +273,9 @@ fn check<Out>(
     if plan.chunks == 0 {
         return Err(Error::Value { op: OP, arg: "chunks", expected: "at least 1".into(), got: "0".into() });
     }
-    let (one, pairs) = records(dims, sequences, plan);
-    if buffers.scratch.len() < one * pairs {
-        let (expected, got) = (Box::new([one * pairs]), Box::new([buffers.scratch.len()]));
+    let records = records(dims, sequences, plan);
+    if buffers.scratch.len() < records {
+        let (expected, got) = (Box::new([records]), Box::new([buffers.scratch.len()]));
         return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
     }
     Ok(())

@@ -1,19 +1,21 @@
 // gdn_prefill, first launch: what a chunk needs that no state enters, all chunks at once.
 //
 // One CTA owns one chunk of 64 rows of one key head of one sequence and the value heads that read it, two at a time. k.k and q.k come from
-// tensor cores on the raw bf16 rows (exact products, f32 sums); norms, decays and write strengths scale them. T = (I + G)^-1 is forward
-// substitution in f32, a thread a column, right-looking; it and C = decayed q.k are written as fragments (record.cuh).
+// tensor cores on the raw bf16 rows (exact products, f32 sums); norms, decays and write strengths scale them. T = (I + G)^-1 in f32, two
+// warps a value head: both 32 x 32 blocks on the diagonal by forward substitution, a thread a column, right-looking, then the block below
+// them as -T_22 G_21 T_11. It and C = decayed q.k are written as fragments (record.cuh).
 // Cumulative gates are summed in f64 and kept in two f32 parts; a decay is exp of a difference, never of a sum with the other sign, and a
 // log gate of -inf is counted, not added. From the first row on whose key, gate or write strength is not finite G is 0 and T's diagonal
 // NaN, so that such a row reaches itself and later rows only.
-// Shared memory: 36 KiB for k and q rows, whose place G and then T take, 36 KiB for the products, 2.5 KiB of scalars.
+// Shared memory: 36 KiB for k and q rows, whose place -G and then T take, 36 KiB for the products, 2.5 KiB of scalars.
 #include "record.cuh"
 
 namespace canopy {
 
 constexpr int kThreads = 128;
-constexpr int kStride = 72;  // of products and of T by row
-constexpr int kColumn = 68;  // of G by column
+constexpr int kStride = 72;  // of products by row
+constexpr int kColumn = 68;  // of -G by column, and of T
+constexpr int kHalf = kRows / 2;
 constexpr int kRegion = 2 * kRows * kStride * 4;
 
 // What a row brings to a product, read as one 16-byte word.
@@ -183,20 +185,70 @@ __device__ __forceinline__ void build_column(const Scalars& s, const float* kk, 
     }
 }
 
-// Columns [I, END) of the elimination; a template, because a register array must only see constant indices.
-template <int I, int END>
-__device__ __forceinline__ void eliminate(const float* g, float (&t)[kRows]) {
-    if constexpr (I < END) {
+// Columns from I on of the elimination; a template, because a register array must only see constant indices.
+template <int I>
+__device__ __forceinline__ void eliminate(const float* g, float (&t)[kHalf]) {
+    if constexpr (I < kHalf - 1) {
 #pragma unroll
-        for (int i = (I + 1) / 4 * 4; i < kRows; i += 4) {
+        for (int i = (I + 1) / 4 * 4; i < kHalf; i += 4) {
             const float4 raw = *reinterpret_cast<const float4*>(g + I * kColumn + i);
             const float x[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
             for (int y = 0; y < 4; ++y)
                 if (i + y > I) t[i + y] = fmaf(x[y], t[I], t[i + y]);
         }
-        eliminate<I + 1, END>(g, t);
+        eliminate<I + 1>(g, t);
     }
+}
+
+// Sixteen rows from `row` on of one column of a product: the left factor lies column by column, the right one row by row.
+__device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], const float* left, const float* right) {
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) sums[i] = 0.f;
+#pragma unroll 2
+    for (int k = 0; k < kHalf; ++k) {
+        const float y = right[k * kColumn];
+#pragma unroll
+        for (int i = 0; i < kHalf / 2; i += 4) {
+            const float4 x = *reinterpret_cast<const float4*>(left + k * kColumn + i);
+            sums[i] = fmaf(x.x, y, sums[i]);
+            sums[i + 1] = fmaf(x.y, y, sums[i + 1]);
+            sums[i + 2] = fmaf(x.z, y, sums[i + 2]);
+            sums[i + 3] = fmaf(x.w, y, sums[i + 3]);
+        }
+    }
+}
+
+__device__ __forceinline__ void put_column(float* to, const float (&x)[kHalf / 2]) {
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) to[i * kColumn] = x[i];
+}
+
+// Columns of -G become T: T_11 and T_21 row by row, T_22 column by column. All threads; `live` ones work, warp 0 or 1 of their value head.
+__device__ __forceinline__ void invert(float* g, bool live, int warp, int lane) {
+    float t[kHalf], sums[kHalf / 2];
+    float* diagonal = g + warp * kHalf * (kColumn + 1);
+    float* below = g + kHalf * kColumn + lane;  // row 32 of column `lane`
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) t[i] = i == lane ? 1.f : 0.f;
+    if (live) eliminate<0>(diagonal, t);
+    __syncthreads();
+    if (live && warp == 0)
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) diagonal[i * kColumn + lane] = t[i];
+    if (live && warp == 1)
+#pragma unroll
+        for (int i = 0; i < kHalf; i += 4) *reinterpret_cast<float4*>(diagonal + lane * kColumn + i) = make_float4(t[i], t[i + 1], t[i + 2], t[i + 3]);
+    __syncthreads();
+    if (live) {
+        multiply(sums, g + kHalf + 16 * warp, g + lane);
+        put_column(below + 16 * warp * kColumn, sums);
+    }
+    __syncthreads();
+    if (live) multiply(sums, g + kHalf * (kColumn + 1) + 16 * warp, below);
+    __syncthreads();
+    if (live) put_column(below + 16 * warp * kColumn, sums);
+    __syncthreads();
 }
 
 // Eight entries of a lane into a tile of a record.
@@ -231,87 +283,70 @@ __device__ __forceinline__ void put_outputs(const Scalars& s, const float* qk, c
     put_tile(triangle + number * kTile, x, lane);
 }
 
-// Tile of T out of its rows in shared memory.
-__device__ __forceinline__ void put_inverse(const float* t, char* triangle, int number, int lane) {
+// Tile of T, as `invert` leaves it.
+__device__ __forceinline__ void put_inverse(const Scalars& s, const float* t, char* triangle, int number, int lane) {
     int i0, j0;
     tile_place(number, lane, i0, j0);
+    const int bad = *s.first_bad;
     float x[8];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const float2 two = *reinterpret_cast<const float2*>(t + (i0 + e / 2 * 8) * kStride + j0 + e % 2 * 8);
-        x[2 * e] = two.x;
-        x[2 * e + 1] = two.y;
+    for (int e = 0; e < 8; ++e) {
+        const int i = i0 + e / 4 * 8, j = j0 + e / 2 % 2 * 8 + e % 2;
+        x[e] = i == j && i >= bad ? not_a_number() : j < kHalf ? t[i * kColumn + j] : t[j * kColumn + i];
     }
     put_tile(triangle + number * kTile, x, lane);
 }
 
 __device__ void prepare(PrefillArgs a, const __nv_bfloat16* qkv, const float* gates, const int* cu_rows, const int* slots, char* scratch) {
     extern __shared__ __align__(128) char shared[];
-    if (a.begins) wait_for_kernels_ahead();
-    next_may_begin();
     const uint32_t b = blockIdx.z, h = blockIdx.y, heads = a.v_heads / a.k_heads;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, half = warp / 2;
     const int row0 = (int)(a.first_chunk + blockIdx.x) * kRows;
     const int first = cu_rows[b] + row0, rows = min(kRows, cu_rows[b + 1] - first);
-    if (slots[b] >= 0 && rows > 0) {
-        float* kk = reinterpret_cast<float*>(shared + kRegion);
-        float* qk = kk + kRows * kStride;
-        Scalars s;
-        s.k_norm = qk + kRows * kStride;
-        s.q_norm = s.k_norm + kRows;
-        RowGate* row_gates = reinterpret_cast<RowGate*>(s.q_norm + kRows);
-        s.gate = row_gates + half * kRows;
-        s.first_bad = reinterpret_cast<int*>(row_gates + 2 * kRows) + half;
-        const uint32_t k_tile = shared_address(shared), q_tile = k_tile + kRows * kRowBytes;
-        const size_t width = qkv_width(a.k_heads, a.v_heads);
-        for (int idx = tid; idx < kRows * 16; idx += kThreads) {
-            const int row = idx / 16, chunk = idx % 16;
-            const __nv_bfloat16* src = qkv + (size_t)(first + (row < rows ? row : 0)) * width + (size_t)h * kDk + 8 * chunk;
-            copy16(q_tile + chunk_offset(row, chunk), src, row < rows);
-            copy16(k_tile + chunk_offset(row, chunk), src + (size_t)a.k_heads * kDk, row < rows);
-        }
-        copies_issued();
-        const float* own_gates = gates + (size_t)first * 2 * a.v_heads;
-        Incoming in;
-        if (half < (int)heads) in.fetch(own_gates, a.v_heads, h * heads + half, rows, lane);
-        copies_arrived<0>();
-        __syncthreads();
-        products(s, k_tile, q_tile, kk, qk, a.scale, warp, lane);
-        __syncthreads();
-        for (uint32_t pair = 0; pair < heads; pair += 2) {
-            const bool live = pair + half < heads;
-            const uint32_t hv = h * heads + pair + half;
-            char* record = scratch + record_at(a, b, blockIdx.x, hv);
-            float* region = reinterpret_cast<float*>(shared) + half * kRows * kStride;
-            if (live && warp % 2 == 0) sum_gates(in, s, reinterpret_cast<float*>(record + 2 * kTriangle), lane);
-            if (pair + 2 + half < heads) in.fetch(own_gates, a.v_heads, hv + 2, rows, lane);
-            __syncthreads();
-            const int column = tid % 64;
-            if (live) build_column(s, kk, region + column * kColumn, column);
-            __syncthreads();
-            float t[kRows];
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) t[i] = i == column ? 1.f : 0.f;
-            if (live) {
-                if (warp % 2 == 0) eliminate<0, 32>(region, t);
-                eliminate<32, kRows - 1>(region, t);
-                if (warp % 2)
-                    for (int number = 0; number < kTiles; ++number)
-                        put_outputs(s, qk, record + kTriangle, number, lane);
-            }
-            __syncthreads();
-            if (live) {
-                const int bad = *s.first_bad;
-#pragma unroll
-                for (int i = 0; i < kRows; ++i) region[i * kStride + column] = i == column && i >= bad ? not_a_number() : t[i];
-            }
-            __syncthreads();
-            if (live)
-                for (int number = warp % 2; number < kTiles; number += 2) put_inverse(region, record, number, lane);
-        }
+    if (slots[b] < 0 || rows <= 0) return;
+    float* kk = reinterpret_cast<float*>(shared + kRegion);
+    float* qk = kk + kRows * kStride;
+    Scalars s;
+    s.k_norm = qk + kRows * kStride;
+    s.q_norm = s.k_norm + kRows;
+    RowGate* row_gates = reinterpret_cast<RowGate*>(s.q_norm + kRows);
+    s.gate = row_gates + half * kRows;
+    s.first_bad = reinterpret_cast<int*>(row_gates + 2 * kRows) + half;
+    const uint32_t k_tile = shared_address(shared), q_tile = k_tile + kRows * kRowBytes;
+    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    for (int idx = tid; idx < kRows * 16; idx += kThreads) {
+        const int row = idx / 16, chunk = idx % 16;
+        const __nv_bfloat16* src = qkv + (size_t)(first + (row < rows ? row : 0)) * width + (size_t)h * kDk + 8 * chunk;
+        copy16(q_tile + chunk_offset(row, chunk), src, row < rows);
+        copy16(k_tile + chunk_offset(row, chunk), src + (size_t)a.k_heads * kDk, row < rows);
     }
-    // the launch after the next one overwrites what the launch ahead reads
-    if (!a.begins && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_kernels_ahead();
+    copies_issued();
+    const float* own_gates = gates + (size_t)first * 2 * a.v_heads;
+    Incoming in;
+    if (half < (int)heads) in.fetch(own_gates, a.v_heads, h * heads + half, rows, lane);
+    copies_arrived<0>();
+    __syncthreads();
+    products(s, k_tile, q_tile, kk, qk, a.scale, warp, lane);
+    __syncthreads();
+    for (uint32_t pair = 0; pair < heads; pair += 2) {
+        const bool live = pair + half < heads;
+        const uint32_t hv = h * heads + pair + half;
+        char* record = scratch + record_at(a, b, blockIdx.x, hv);
+        float* region = reinterpret_cast<float*>(shared) + half * kRows * kStride;
+        if (live && warp % 2 == 0) sum_gates(in, s, reinterpret_cast<float*>(record + 2 * kTriangle), lane);
+        if (pair + 2 + half < heads) in.fetch(own_gates, a.v_heads, hv + 2, rows, lane);
+        __syncthreads();
+        const int column = tid % 64;
+        if (live) build_column(s, kk, region + column * kColumn, column);
+        __syncthreads();
+        invert(region, live, warp % 2, lane);
+        if (live)
+            for (int number = warp % 2; number < kTiles; number += 2) {
+                put_outputs(s, qk, record + kTriangle, number, lane);
+                put_inverse(s, region, record, number, lane);
+            }
+        if (pair + 2 < heads) __syncthreads();
+    }
 }
 
 }  // namespace canopy

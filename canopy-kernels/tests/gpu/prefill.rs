@@ -111,7 +111,7 @@ fn run<Out: Tier + Copy>(
     let qkv = stream.clone_htod(&qkv).map_err(text)?;
     let gates = stream.clone_htod(&case.gates).map_err(text)?;
     let mut state = stream.clone_htod(&case.state).map_err(text)?;
-    let records = case.sequences.len() * plan.chunks.max(1) * dims.v_heads * 5_380 * 2;
+    let records = case.sequences.len() * plan.chunks.max(1) * dims.v_heads * 5_380;
     let mut scratch = stream.clone_htod(&vec![f32::NAN; records]).map_err(text)?;
     let values = case.sequences.rows() * dims.v_heads * dims.dv;
     let mut o = stream.clone_htod(&vec![nan; values]).map_err(text)?;
