@@ -67,19 +67,6 @@ __device__ __forceinline__ void project(Sums& sums, const float (&s)[16][4], uin
     }
 }
 
-// A k-step of eight rows: a lane's columns 0 and 1 of x and w stand for the k-step's columns lane % 4 and lane % 4 + 4.
-template <bool SPLIT>
-__device__ __forceinline__ void weigh_step(float (&sums)[4], const float (&high)[4], const float (&low)[4], float w0, float w1) {
-    if (SPLIT) {
-        const float w0_high = cut_tf32(w0), w1_high = cut_tf32(w1);
-        mma_tf32(sums, high, w0_high, w1_high);
-        mma_tf32(sums, low, w0_high, w1_high);
-        mma_tf32(sums, high, nudged_tf32(w0 - w0_high), nudged_tf32(w1 - w1_high));
-    } else {
-        mma_tf32(sums, high, cut_tf32(nudged_tf32(w0)), cut_tf32(nudged_tf32(w1)));
-    }
-}
-
 // x times a triangle of a record, transposed: sums over the rows up to each row, tile by tile. APART: rows of x past `last` count as 0.
 template <bool SPLIT, bool APART>
 __device__ __forceinline__ void weigh(Sums& sums, const Sums& x, const char* triangle, int lane, int last) {
@@ -97,16 +84,27 @@ __device__ __forceinline__ void weigh(Sums& sums, const Sums& x, const char* tri
                 high[half][e] = SPLIT ? cut_tf32(own) : to_tf32(own);
                 low[half][e] = nudged_tf32(own - high[half][e]);
             }
+        float4 w[kParts][2];
 #pragma unroll
-        for (int n = p; n < kParts; ++n) {
-            const char* tile = triangle + (n * (n + 1) / 2 + p) * kTile + 16 * lane;
+        for (int n = p; n < kParts; ++n)
 #pragma unroll
-            for (int down = 0; down < 2; ++down) {
-                const float4 w = *reinterpret_cast<const float4*>(tile + 512 * down);
-                weigh_step<SPLIT>(sums[2 * n + down], high[0], low[0], w.x, w.y);
-                weigh_step<SPLIT>(sums[2 * n + down], high[1], low[1], w.z, w.w);
-            }
-        }
+            for (int down = 0; down < 2; ++down)
+                w[n][down] = *reinterpret_cast<const float4*>(triangle + (n * (n + 1) / 2 + p) * kTile + 512 * down + 16 * lane);
+        // a k-step of eight rows: a lane's columns 0 and 1 of x and w stand for the k-step's columns lane % 4 and lane % 4 + 4
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int product = 0; product < (SPLIT ? 3 : 1); ++product)
+#pragma unroll
+                for (int n = p; n < kParts; ++n)
+#pragma unroll
+                    for (int down = 0; down < 2; ++down) {
+                        const float w0 = half ? w[n][down].z : w[n][down].x, w1 = half ? w[n][down].w : w[n][down].y;
+                        float(&own)[4] = sums[2 * n + down];
+                        if (!SPLIT) mma_tf32(own, high[half], cut_tf32(nudged_tf32(w0)), cut_tf32(nudged_tf32(w1)));
+                        else if (product < 2) mma_tf32(own, product ? low[half] : high[half], cut_tf32(w0), cut_tf32(w1));
+                        else mma_tf32(own, high[half], nudged_tf32(w0 - cut_tf32(w0)), nudged_tf32(w1 - cut_tf32(w1)));
+                    }
     }
 }
 
