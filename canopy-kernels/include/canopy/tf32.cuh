@@ -11,7 +11,7 @@ __device__ __forceinline__ void load_columns_of_rows(uint32_t (&r)[4], uint32_t 
                  : "r"(address));
 }
 
-// m16n8k8 on tf32 operands: the low 13 bits of a and b are not looked at.
+// m16n8k8 on tf32 operands: of a and b the low 13 bits do not count.
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
