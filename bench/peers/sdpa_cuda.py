@@ -1,8 +1,8 @@
 """Times PyTorch's attention over a tree mask beside canopy's attention_cuda bench: same shapes, CUDA-graph replay, inputs rotated.
 
-Needs a CUDA device and PyTorch. Three ways: scaled_dot_product_attention with grouped KV heads, the same with the query heads of a group laid
-out as rows (which shares the keys, as canopy does), and flex_attention compiled (--flex; compiles for seconds a shape).
-    python bench/peers/sdpa_cuda.py --json rows.jsonl --flex
+Needs a CUDA device and PyTorch. Two ways: scaled_dot_product_attention with grouped KV heads, and the same with the query heads of a group
+laid out as rows (which shares the keys, as canopy does). flex_cuda.py beside it times flex_attention.
+    python bench/peers/sdpa_cuda.py --json rows.jsonl
 """
 
 import argparse
@@ -56,19 +56,6 @@ def folded(mask, heads):
     return run
 
 
-def flex(tree, context, batch, nodes):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    tree = tree.cuda()
-
-    def seen(b, h, row, key):
-        return (key < context) | tree[row, (key - context).clamp(min=0)]
-
-    block_mask = create_block_mask(seen, None, None, nodes, context + nodes, device="cuda")
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=True)
-
-
 def measure(run, sets, repeats):
     """Sorted microseconds of one call over rotated inputs."""
     stream = torch.cuda.Stream()
@@ -99,8 +86,6 @@ def rows(args, heads, width, batch, nodes, context):
     sets = [inputs(heads, width, batch, nodes, context) for _ in range(min(ROTATE // size + 2, 64))]
     want = truth(*sets[0], mask)
     ways = {"sdpa-gqa": grouped(mask), "sdpa-folded": folded(mask, heads)}
-    if args.flex:
-        ways["flex"] = flex(tree, context, batch, nodes)
     for name, run in ways.items():
         row = {"schema": 1, "case": "peer.tree_attention.verify", "variant": name, "shape": "random",
                "heads": f"{heads[0]}/{heads[1]}", "head_dim": width,
@@ -129,7 +114,6 @@ def main():
     parser.add_argument("--nodes", type=numbers, default=[16, 64, 128])
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16])
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--flex", action="store_true", help="also flex_attention, compiled for every shape")
     parser.add_argument("--json", help="appends the rows to this file")
     args = parser.parse_args()
     torch.manual_seed(1)

@@ -2,7 +2,7 @@
 //! the L2 cache (and once more on one set, warm), median of the replays. Every tile's output is compared with the default's
 //! before.
 //!
-//!     cargo bench -p canopy-kernels --features cuda --bench attention_cuda -- [--quick] [--json FILE]
+//!     cargo bench -p canopy-kernels --features cuda --bench attention_cuda -- [--quick] [--json FILE] [--only WIDTH,STREAMS,NODES,KEYS] [--tile NAME]
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -189,6 +189,10 @@ fn replay(stream: &Arc<CudaStream>, graph: &CudaGraph, launches: usize) -> Outco
     Ok(samples)
 }
 
+fn tile_name(tile: Option<Tile>) -> String {
+    tile.map_or("auto".into(), |tile| format!("{tile:?}").to_lowercase())
+}
+
 /// One JSON line for one tile.
 fn row(stream: &Arc<CudaStream>, case: &mut Case, tile: Option<Tile>, device: &str) -> Outcome<String> {
     let sets = case.batches.len();
@@ -207,7 +211,7 @@ fn row(stream: &Arc<CudaStream>, case: &mut Case, tile: Option<Tile>, device: &s
         let window = mask.window.map_or("null".into(), |window| window.to_string());
         format!("\"window\":{window},\"causal\":{},", mask.causal)
     });
-    let tile = tile.map_or("auto".into(), |tile| format!("{tile:?}").to_lowercase());
+    let tile = tile_name(tile);
     Ok(format!(
         "{{\"schema\":1,\"case\":\"{name}\",\"variant\":\"{tile}\",\"shape\":\"{kind}\",{mask}\"heads\":\"{}/{}\",\"head_dim\":{},\"batch\":{streams},\
          \"nodes\":{nodes},\"context\":{context},\"us_median\":{:.3},\"us_p10\":{:.3},\"us_p90\":{:.3},\"us_warm\":{:.3},\
@@ -260,7 +264,8 @@ fn main() -> Outcome<()> {
         return Ok(());
     }
     let quick = args.iter().any(|arg| arg == "--quick");
-    let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1));
+    let after = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
+    let (json, only, one) = (after("--json"), after("--only"), after("--tile"));
     let context = CudaContext::new(0)?;
     // SAFETY: every buffer of this context is used on the one stream below; a capture could not hold cross-stream events.
     unsafe { context.disable_event_tracking() };
@@ -268,6 +273,11 @@ fn main() -> Outcome<()> {
     let device = context.name()?;
     let drawn = stream.clone_htod(&noise(DRAWN, 1))?;
     for (shape, every_tile) in shapes(quick)? {
+        let Shape { dims, streams, nodes, context, block } = shape;
+        let name = format!("{},{streams},{nodes},{context}", dims.head_dim);
+        if only.is_some_and(|only| *only != name || block.is_some()) {
+            continue;
+        }
         let mut case = Case::new(&stream, &drawn, shape)?;
         let want = case.output(&stream, None)?;
         if want.iter().any(|x| !x.is_finite()) {
@@ -278,6 +288,9 @@ fn main() -> Outcome<()> {
             tiles.extend(Tile::families(&stream)?.into_iter().flatten().copied().map(Some));
         }
         for tile in tiles {
+            if one.is_some_and(|one| *one != tile_name(tile)) {
+                continue;
+            }
             let got = case.output(&stream, tile)?;
             let off = |(a, b): (&bf16, &bf16)| (a.to_f32() - b.to_f32()).abs();
             let (off, most) = (got.iter().zip(&want).map(off).fold(0.0, f32::max), 1.0 / 64.0);
