@@ -82,38 +82,44 @@ __device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>
     }
 }
 
-// One warp rounds four inputs a lane of every row, a chunk ahead of what it stores. Rows past the last are zeros from the start.
+constexpr int kWideRows = 2;     // f32 rows that a warp keeps up with
+constexpr uint32_t kAhead = 4;   // chunks whose inputs it has under way
+
+// One warp rounds four inputs a lane of at most kWideRows rows. The rows of the tile behind them are zeros from the start.
 template <int Rows, int Stages>
 __device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, uint8_t* shared, const Ring<Rows, Stages>& ring, uint32_t begin,
                                           uint32_t end) {
     const uint32_t lane = threadIdx.x % 32;
-    const int rows = min(Rows, (int)a.rows - (int)blockIdx.x * Rows);
     for (uint32_t stage = 0; stage < Stages; ++stage)
         for (uint32_t at = lane * 16; at < Ring<Rows, Stages>::kRowsBytes; at += 512)
             *reinterpret_cast<uint4*>(shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + at) = make_uint4(0, 0, 0, 0);
     wait_for_kernels_ahead();
-    float4 held[Rows];
-    const auto fetch = [&](uint32_t unit) {
+    float4 held[kAhead][kWideRows];
+    const auto fetch = [&](uint32_t unit, float4 (&to)[kWideRows]) {
         const uint32_t k = unit % a.chunks * 128 + lane * 4;
 #pragma unroll
-        for (int r = 0; r < Rows; ++r)
-            held[r] = r < rows && k < a.inputs ? load4(x + ((size_t)blockIdx.x * Rows + r) * a.inputs + k) : make_float4(0, 0, 0, 0);
+        for (int r = 0; r < kWideRows; ++r)
+            to[r] = r < a.rows && k < a.inputs && unit < end ? load4(x + (size_t)r * a.inputs + k) : make_float4(0, 0, 0, 0);
     };
-    fetch(begin);
-    for (uint32_t unit = begin; unit < end; ++unit) {
-        const uint32_t turn = (unit - begin) / Stages, stage = (unit - begin) % Stages;
-        if (turn > 0) wait_phase(ring.empty(stage), (turn - 1) & 1);
-        uint8_t* to = shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + lane / 16 * Rows * 128 + lane % 2 * 8;
-        uint2 packed[Rows];
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) packed[r] = make_uint2(pack_bf16(held[r].x, held[r].y), pack_bf16(held[r].z, held[r].w));
-        if (unit + 1 < end) fetch(unit + 1);
+    for (uint32_t i = 0; i < kAhead; ++i) fetch(begin + i, held[i]);
+    for (uint32_t from = begin; from < end; from += kAhead) {
 #pragma unroll
-        for (int r = 0; r < Rows; ++r)
-            if (r < rows) *reinterpret_cast<uint2*>(to + r * 128 + ((lane % 16 / 2 ^ (r & 7)) << 4)) = packed[r];
-        writes_visible();
-        __syncwarp();
-        if (lane == 0) arrive(ring.full(stage));
+        for (uint32_t i = 0; i < kAhead; ++i) {
+            const uint32_t unit = from + i, turn = (unit - begin) / Stages, stage = (unit - begin) % Stages;
+            if (unit >= end) break;
+            if (turn > 0) wait_phase(ring.empty(stage), (turn - 1) & 1);
+            uint8_t* to = shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + lane / 16 * Rows * 128 + lane % 2 * 8;
+#pragma unroll
+            for (int r = 0; r < kWideRows; ++r) {
+                const float4 v = held[i][r];
+                if (r < a.rows) *reinterpret_cast<uint2*>(to + r * 128 + ((lane % 16 / 2 ^ r) << 4)) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+            }
+            fetch(unit + kAhead, held[i]);
+            writes_visible();
+            __syncwarp();
+            if (lane == 0) arrive(ring.full(stage));
+        }
     }
 }
 
