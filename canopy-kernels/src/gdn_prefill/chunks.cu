@@ -12,7 +12,9 @@
     CANOPY_CHUNKS(NAME, COLS, PAIRED, STAGES, a, true, float)        \
     CANOPY_CHUNKS(NAME, COLS, PAIRED, STAGES, b, false, __nv_bfloat16)
 
+CANOPY_CHUNKS_TIERS(small, 64, false, 1)
+#ifndef CANOPY_CONTROLS
 CANOPY_CHUNKS_TIERS(pairs, 32, true, 2)
 CANOPY_CHUNKS_TIERS(pairs, 64, true, 2)
 CANOPY_CHUNKS_TIERS(alone, 128, false, 2)
-CANOPY_CHUNKS_TIERS(small, 64, false, 1)
+#endif

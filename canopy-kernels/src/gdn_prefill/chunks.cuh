@@ -73,6 +73,7 @@ __device__ __forceinline__ void weigh(Sums& sums, const Sums& x, const char* tri
     clear(sums);
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
+        if (CANOPY_FAULT(dropped_slice) && p == 1) continue;
         if (APART) asm volatile("" ::: "memory");  // or loads move ahead, into registers that there are not
         float high[2][4], low[2][4];
 #pragma unroll
@@ -140,7 +141,7 @@ __device__ __forceinline__ bool rows_to_keep_apart(const Sums& x, int lane) {
 
 template <bool SPLIT>
 __device__ __forceinline__ void weigh_rows(Sums& sums, const Sums& x, const char* triangle, int lane) {
-    if (rows_to_keep_apart(x, lane)) weigh_apart<SPLIT>(sums, x, triangle, lane);
+    if (rows_to_keep_apart(x, lane) && !CANOPY_FAULT(leak)) weigh_apart<SPLIT>(sums, x, triangle, lane);
     else weigh<SPLIT, false>(sums, x, triangle, lane, kRows);
 }
 
@@ -201,7 +202,7 @@ __device__ __forceinline__ void outputs(Out* out, size_t step, int rows, const S
 // S after a chunk. u is scaled on the way.
 template <bool SPLIT>
 __device__ __forceinline__ void advance(float (&s)[16][4], Sums& u, uint32_t k_tile, const float* planes, int lane) {
-    const float decay = planes[4 * kRows];
+    const float decay = planted_ulp(planes[4 * kRows]);
 #pragma unroll
     for (int n = 0; n < 2 * kParts; ++n) {
         const float2 to_end = factors(planes + 2 * kRows, n, lane);
@@ -233,7 +234,7 @@ __device__ __forceinline__ void advance(float (&s)[16][4], Sums& u, uint32_t k_t
 #pragma unroll
         for (int n = 0; n < 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[8 * group + n][e] = fmaf(decay, s[8 * group + n][e], sums[n][e]);
+            for (int e = 0; e < 4; ++e) s[8 * group + n][e] = planted_half(fmaf(decay, s[8 * group + n][e], sums[n][e]));
     }
 }
 
@@ -383,10 +384,12 @@ __device__ void chunks(PrefillArgs a, const __nv_bfloat16* qkv, float* state, co
             }
         }
         if (!PAIRED || role == 1)
-            outputs<SPLIT>(out + (size_t)chunk * kRows * step, step, rows - chunk * kRows, u, s, stages.q_tile(chunk),
+            outputs<SPLIT>(out + (size_t)chunk * kRows * step, step, rows - chunk * kRows - CANOPY_FAULT(gap), u, s, stages.q_tile(chunk),
                            stages.weights(chunk), stages.planes(chunk), lane);
         advance<SPLIT>(s, u, stages.k_tile(chunk), stages.planes(chunk), lane);
     }
+    if (CANOPY_FAULT(overrun)) store(o + (size_t)cu_rows[gridDim.z] * step, 0.f);
+    if (tid == 0) planted_touch(qkv);
     if (role == 0)
 #pragma unroll
         for (int n = 0; n < 16; ++n)

@@ -5,6 +5,7 @@
 // planes of 64: exp(g_cum) / |k|, beta, exp(g_cum_end - g_cum) / |k|, exp(g_cum) scale / |q|; and exp(g_cum_end).
 #pragma once
 #include "args.cuh"
+#include "canopy/fault.cuh"
 #include "canopy/gdn_rows.cuh"
 #include "canopy/tf32.cuh"
 

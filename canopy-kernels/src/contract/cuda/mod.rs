@@ -4,6 +4,7 @@
 mod attention;
 mod buffers;
 mod gdn;
+mod prefill;
 mod rows;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, S
     crate::cuda::Kernels::on(gpu.0.context()).map_err(|error| error.to_string())?;
     let mut kernels = attention::kernels(&gpu).map_err(|error| error.to_string())?;
     kernels.extend(gdn::kernels(&gpu));
+    kernels.extend(prefill::kernels(&gpu));
     kernels.extend(rows::kernels(&gpu));
     Ok(kernels.into_iter().map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect())
 }

@@ -5,7 +5,7 @@ pub(super) mod conv;
 pub(super) mod gdn;
 pub(super) mod gdn_serial;
 pub(super) mod glue;
-mod prefill;
+pub(super) mod prefill;
 pub(super) mod rows;
 
 use half::bf16;

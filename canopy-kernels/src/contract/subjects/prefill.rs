@@ -13,7 +13,7 @@ pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
 struct Prefill;
 
 /// The scene's sequences as chains, whatever their trees: a chain's mask is its length.
-fn sequences(batch: &TreeBatch) -> Result<Sequences> {
+pub(in super::super) fn sequences(batch: &TreeBatch) -> Result<Sequences> {
     let lens: Vec<usize> = batch.trees().iter().map(crate::DraftTree::len).collect();
     Sequences::new(&lens, batch.slots().to_vec())
 }
