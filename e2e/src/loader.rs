@@ -12,7 +12,7 @@ use crate::config::{DraftConfig, Table, TargetConfig, target::dedup};
 use crate::draft::{DFlash, DraftOptions, Drafter};
 use crate::files::ModelFiles;
 use crate::model::{ModelOptions, Qwen35};
-use crate::target::Target;
+use crate::target::{Overlapped, Target};
 use crate::tokenizer::Tokenizer;
 pub use crate::weights::WeightDtype;
 use crate::weights::Weights;
@@ -144,7 +144,23 @@ pub fn load(options: &LoadOptions) -> Result<Loaded> {
     let Pair { name, target, drafter, .. } = load_models(&files, options)?;
     let tokenizer = load_tokenizer(&files, target.config())?;
     let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
-    Ok(Loaded { name, target: Box::new(target), drafter, tokenizer: Arc::new(tokenizer) })
+    let target = for_engine(target, drafter.is_some(), options)?;
+    Ok(Loaded { name, target, drafter, tokenizer: Arc::new(tokenizer) })
+}
+
+/// A loaded target as an engine takes it: on the CPU, where there is a drafter, its commits go on beside the drafts.
+///
+/// # Errors
+/// A device of `options` that is not there.
+pub fn for_engine(
+    target: impl Target + 'static,
+    drafts: bool,
+    options: &LoadOptions,
+) -> Result<Box<dyn Target>> {
+    Ok(match drafts && device::parse(&options.device)?.is_cpu() {
+        true => Box::new(Overlapped::new(target)),
+        false => Box::new(target),
+    })
 }
 
 /// Loads a pair, and its tokenizer when the target's files have one.

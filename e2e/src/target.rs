@@ -1,11 +1,14 @@
 //! The target as the engine sees it: one trait, so that a toy target can drive the engine in tests.
 
+mod overlapped;
+
 use std::any::Any;
 
 use candle_core::Tensor;
 use canopy_kernels::{DraftTree, TreeBatch};
 
 use crate::Result;
+pub use overlapped::Overlapped;
 
 /// Which rows of a stream need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +95,10 @@ pub trait Target: Send {
     fn verify(&mut self, streams: &[VerifyStream]) -> Result<Verified>;
     /// Commits one path per stream of the last verify, root first; an empty path leaves the slot as it was.
     fn commit(&mut self, paths: &[Vec<usize>]) -> Result<()>;
+    /// Waits for what the last commit left going on, where a target has such things, and says what went wrong in it.
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Saves a slot.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved sequence into a slot.

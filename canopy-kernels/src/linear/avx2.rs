@@ -130,11 +130,6 @@ macro_rules! tiles {
                 $load!("{p}"), row!("{x}", 0, 1), row!("{x} + {xs}", 4, 5),
                 $load!("{p} + {ps}"), row!(6, 7), row!("{x}", 2, 3),
             ]);
-            tile!(t23, $step, $bytes, 2 x 3, [
-                $load!("{p}"), row!("{x}", 0, 1), row!("{x} + {xs}", 6, 7),
-                $load!("{p} + {ps}"), row!(8, 9), row!("{x}", 2, 3),
-                $load!("{p} + 2*{ps}"), row!(4, 5), row!("{x} + {xs}", 10, 11),
-            ]);
             tile!(t31, $step, $bytes, 3 x 1, [
                 $load!("{p}"), row!("{x}", 0, 1), row!("{x} + {xs}", 2, 3), row!("{x} + 2*{xs}", 4, 5),
             ]);
@@ -157,7 +152,7 @@ macro_rules! tiles {
 
             /// Every tile, for a CPU with AVX2 and FMA.
             pub(in super::super) const KERNELS: Kernels<$step> = Kernels([
-                &[t11, t12, t13, t14], &[t21, t22, t23], &[t31, t32], &[t41], &[t51], &[t61],
+                &[t11, t12, t13, t14], &[t21, t22], &[t31, t32], &[t41], &[t51], &[t61],
             ]);
         }
     };

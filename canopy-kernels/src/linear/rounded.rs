@@ -13,6 +13,9 @@
 //!
 //! Limits: at most [`INPUTS`] inputs.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -197,48 +200,6 @@ fn sums_portable<const R: usize>(panel: &[Step], x: &[i32]) -> [[i32; LANES]; R]
     sums
 }
 
-/// [`sums_portable`].
-///
-/// # Safety
-/// The CPU has AVX2.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn sums_avx2<const R: usize>(panel: &[Step], x: &[i32]) -> [[i32; LANES]; R] {
-    use std::arch::x86_64::{
-        __m256i, _MM_HINT_T0, _mm_prefetch, _mm256_add_epi16, _mm256_add_epi32, _mm256_load_si256,
-        _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256,
-        _mm256_storeu_si256,
-    };
-    /// Bytes between what is read and what is asked for.
-    const AHEAD: usize = 2048;
-    assert!(x.len() == R * panel.len());
-    let one = _mm256_set1_epi16(1);
-    let mut sums = [_mm256_setzero_si256(); R];
-    for (pair, steps) in panel.as_chunks::<2>().0.iter().enumerate() {
-        let at = steps.as_ptr().cast::<__m256i>();
-        // SAFETY: a step is an aligned vector, and there are two; a prefetch may name any address.
-        let (low, high) = unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(AHEAD));
-            (_mm256_load_si256(at), _mm256_load_si256(at.add(1)))
-        };
-        for (r, sum) in sums.iter_mut().enumerate() {
-            let first = r * panel.len() + 2 * pair;
-            // SAFETY: 2 * pair + 1 < panel.len() and r < R, so both words are among the R * panel.len(), asserted above.
-            let (a, b) = unsafe { (*x.get_unchecked(first), *x.get_unchecked(first + 1)) };
-            let a = _mm256_maddubs_epi16(low, _mm256_set1_epi32(a));
-            let b = _mm256_maddubs_epi16(high, _mm256_set1_epi32(b));
-            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_add_epi16(a, b), one));
-        }
-    }
-    let mut out = [[0i32; LANES]; R];
-    for (out, sum) in out.iter_mut().zip(sums) {
-        // SAFETY: a row of sums has room for the vector.
-        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sum) };
-    }
-    out
-}
-
 /// One product.
 struct Job<'a> {
     isa: Isa,
@@ -287,18 +248,26 @@ impl Job<'_> {
                     self.keep(half, first, &sums_portable::<R>(self.steps(half), self.quads::<R>(first)))
                 }
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => self.tile_avx2::<R>(half, first),
+                Isa::Avx2 => {
+                    let (place, lane, width) = self.outputs(half);
+                    let out = |r| self.outs[place.part].slot(first + r, place).wrapping_add(lane);
+                    let rows = avx2::Rows {
+                        quads: self.quads::<R>(first),
+                        scales: &self.rows.scales[first..first + R],
+                        raised: &self.rows.raised[first..first + R],
+                        outs: std::array::from_fn(out),
+                    };
+                    avx2::tile::<R>(self.steps(half), &self.weight.scales[half], width, &rows);
+                }
             }
         }
     }
 
-    /// # Safety
-    /// As [`Job::run`].
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    unsafe fn tile_avx2<const R: usize>(&self, half: usize, first: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { self.keep(half, first, &sums_avx2::<R>(self.steps(half), self.quads::<R>(first))) };
+    /// Where half a panel's outputs go: the panel's place, the first lane there, and how many there are.
+    #[inline(always)]
+    fn outputs(&self, half: usize) -> (&PanelPlace, usize, usize) {
+        let (place, lane) = (&self.weight.places[half / 2], half % 2 * LANES);
+        (place, lane, place.width.saturating_sub(lane).min(LANES))
     }
 
     #[inline(always)]
@@ -317,8 +286,7 @@ impl Job<'_> {
     /// No other thread writes there.
     #[inline(always)]
     unsafe fn keep<const R: usize>(&self, half: usize, first: usize, sums: &[[i32; LANES]; R]) {
-        let (place, lane) = (&self.weight.places[half / 2], half % 2 * LANES);
-        let width = place.width.saturating_sub(lane).min(LANES);
+        let (place, lane, width) = self.outputs(half);
         let scales = &self.weight.scales[half];
         for (row, sums) in (first..).zip(sums) {
             let out = self.outs[place.part].slot(row, place).wrapping_add(lane);

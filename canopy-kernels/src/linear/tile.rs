@@ -111,16 +111,17 @@ impl<S: Step> Job<'_, S> {
         }
     }
 
-    /// Tiles in an order that keeps a few panels and one tile's inputs near: of one panel, or as many as fill the registers
-    /// where the rows do not.
+    /// Tiles in an order that keeps a few panels and one tile's inputs near. The first tile, the largest, takes one panel at a
+    /// time, so that weights come in as one stream; the others take as many panels as fill the registers.
     unsafe fn many_rows(&self, panels: Range<usize>) {
         let tiles = self.rows.div_ceil(TILE);
+        let bound = |tile: usize| (tile * self.rows).div_ceil(tiles);
         let depth = (NEAR_BYTES / (self.inputs.min(K_SPAN) * size_of::<S>())).max(LEAST_NEAR);
         for from in panels.clone().step_by(depth) {
             for span in self.spans() {
                 for tile in 0..tiles {
-                    let rows = tile * self.rows / tiles..(tile + 1) * self.rows / tiles;
-                    let (most, end) = (self.kernels.0[rows.len() - 1].len(), panels.end.min(from + depth));
+                    let (rows, end) = (bound(tile)..bound(tile + 1), panels.end.min(from + depth));
+                    let most = if tile == 0 { 1 } else { self.kernels.0[rows.len() - 1].len() };
                     let mut first = from;
                     while first < end {
                         let group = Group { first, stride: 1, count: most.min(end - first) };

@@ -276,7 +276,8 @@ impl Engine {
                 Mode::Ar | Mode::Tree => (ddtree_from(&marginals, draft.root, options)?, Vec::new()),
                 Mode::Auto => {
                     let tuning = &self.running[draft.index].tuning;
-                    self.tuner.build(tuning, &marginals, draft.root, options)?
+                    let root = (draft.root, grammar.is_some());
+                    self.tuner.build(tuning, &marginals, root, options)?
                 }
             };
             if let Some(grammar) = grammar {

@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 pub struct StageTimes {
     /// Prompt.
     pub prefill: f64,
-    /// Drafter: features taken in, blocks drafted.
+    /// Drafter: features taken in, blocks drafted; on the CPU with the commit of the round before going on beside it.
     pub draft: f64,
     /// Tree builder.
     pub build: f64,
@@ -17,7 +17,7 @@ pub struct StageTimes {
     pub verify: f64,
     /// Accept walk and sampling.
     pub accept: f64,
-    /// States and caches.
+    /// States and caches, unless they go on beside the next draft.
     pub commit: f64,
 }
 

@@ -88,15 +88,30 @@ impl Entry {
 /// # Errors
 /// When the budget is beyond a draft tree's limit.
 pub fn ddtree_from(marginals: &Marginals, root: u32, options: BuildOptions) -> Result<CandidateTree> {
+    ddtree_above(f64::NEG_INFINITY, marginals, root, options)
+}
+
+/// The beginning of [`ddtree_from`] whose nodes' joint log-probs are at least `least`.
+///
+/// # Errors
+/// When the budget is beyond a draft tree's limit.
+pub fn ddtree_above(
+    least: f64,
+    marginals: &Marginals,
+    root: u32,
+    options: BuildOptions,
+) -> Result<CandidateTree> {
     let mut taken = Taken::new(root, options.budget.min(DraftTree::MAX_NODES) + 1);
     let mut heap = Heap::new();
     let entry = |taken: &Taken, parent: usize, depth: usize, rank: u32| {
         let candidates = marginals.depth(depth);
         let candidates = &candidates[..candidates.len().min(options.top_k)];
-        candidates.get(rank as usize).map(|&(_, log_prob)| {
+        let entry = candidates.get(rank as usize).map(|&(_, log_prob)| {
             // The parent's sum plus one log-prob: rounding keeps the order of siblings and of generations.
             Entry { joint: taken.joint[parent] + log_prob, parent, depth, rank }
-        })
+        });
+        // What comes below or after an entry is no more probable.
+        entry.filter(|entry| entry.joint >= least)
     };
     if let Some(first) = entry(&taken, 0, 1, 0) {
         heap.push(first, |_, _| false);

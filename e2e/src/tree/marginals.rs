@@ -6,10 +6,10 @@ use canopy_kernels::{DraftTree, Error as KernelError};
 use rayon::prelude::*;
 
 use super::{BuildOptions, row};
-use crate::{Error, Result};
+use crate::{Error, Result, pool};
 
-/// Logits from which on the rows of one draft are shared out over threads.
-const PARALLEL_FROM: usize = 1 << 19;
+/// Logits from which on the rows of one draft are shared out over threads, which a pass before has left awake.
+const PARALLEL_FROM: usize = 1 << 13;
 
 /// Candidates that depth `depth` (from 1) of a tree of `options.budget` nodes can use: the node of rank r needs
 /// its `depth - 1` ancestors and its r better siblings first.
@@ -56,7 +56,7 @@ impl Marginals {
         let wanted = wanted_depths(logits.len() / vocab, options);
         let rows = &logits[..wanted * vocab];
         let read: Vec<Option<Vec<(u32, f64)>>> = match rows.len() >= PARALLEL_FROM {
-            true => rows.par_chunks(vocab).enumerate().map(read).collect(),
+            true => pool::run(|| rows.par_chunks(vocab).enumerate().map(read).collect()),
             false => rows.chunks(vocab).enumerate().map(read).collect(),
         };
         Ok(Self::until_none(read, wanted))

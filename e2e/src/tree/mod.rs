@@ -24,7 +24,7 @@ mod row;
 use canopy_kernels::DraftTree;
 
 pub use budget::expected_tokens;
-pub use ddtree::{build_chain, build_ddtree, chain_from, ddtree_from};
+pub use ddtree::{build_chain, build_ddtree, chain_from, ddtree_above, ddtree_from};
 pub use marginals::{Marginals, depth_ranks};
 
 use crate::Result;

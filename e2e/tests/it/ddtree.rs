@@ -3,7 +3,8 @@
 
 use canopy_e2e::Error;
 use canopy_e2e::tree::{
-    BuildOptions, CandidateTree, Marginals, build_chain, build_ddtree, ddtree_from, expected_tokens,
+    BuildOptions, CandidateTree, Marginals, build_chain, build_ddtree, ddtree_above, ddtree_from,
+    expected_tokens,
 };
 use proptest::prelude::*;
 
@@ -226,6 +227,20 @@ fn from_tensor_reads_strided_and_16_bit_logits() {
     }
     let turned = Marginals::from_logits(&[2.0, 0.0, 1.0, 0.5, 9.0, -1.0], 3, options(6)).expect("marginals");
     assert_eq!(Marginals::from_tensor(&offset, options(6)).expect("marginals"), turned);
+}
+
+#[test]
+fn a_tree_above_a_probability_is_the_beginning_of_the_whole_one() {
+    let logits: Vec<f32> = (0..40).map(|i| ((i * 7919) % 31) as f32 / 6.0).collect();
+    let marginals = Marginals::from_logits(&logits, 8, options(60)).expect("valid logits");
+    let whole = ddtree_from(&marginals, 3, options(60)).expect("a tree");
+    for least in [f64::NEG_INFINITY, -6.0, -3.0, -1.0, 0.1] {
+        let tree = ddtree_above(least, &marginals, 3, options(60)).expect("a tree");
+        let above = whole.joint_log_probs()[1..].iter().filter(|&&joint| joint >= least).count();
+        assert_eq!(tree.budget(), above);
+        assert_eq!(tree.tokens(), &whole.tokens()[..=above]);
+        assert_eq!(tree.tree().parents(), &whole.tree().parents()[..=above]);
+    }
 }
 
 #[test]

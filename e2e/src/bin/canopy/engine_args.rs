@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use candle_core::Device;
 use canopy_e2e::draft::Drafter;
 use canopy_e2e::engine::{Engine, EngineConfig, Sampling, TokenIds, TokenText};
-use canopy_e2e::loader::{LoadOptions, ModelSource, Pair, RowPrecision, WeightDtype, load_pair};
+use canopy_e2e::loader::{LoadOptions, ModelSource, Pair, RowPrecision, WeightDtype, for_engine, load_pair};
 use canopy_e2e::sizes::Sizes;
 use canopy_e2e::threads;
 use canopy_e2e::tokenizer::Tokenizer;
@@ -175,8 +175,9 @@ impl EngineArgs {
             Some(tokenizer) => tokenizer.clone(),
             None => Arc::new(TokenIds),
         };
+        let target = for_engine(target, drafter.is_some(), options)?;
         let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
-        let engine = Engine::with_text(Box::new(target), drafter, text, config)?;
+        let engine = Engine::with_text(target, drafter, text, config)?;
         Ok(Ready { name, engine, tokenizer, vocab, sizes, synthetic: stated })
     }
 }

@@ -90,7 +90,7 @@ impl Device {
             let mut worth = Vec::new();
             for (tuning, _) in tunings.iter().zip(&drafts).filter(|(_, drafts)| **drafts) {
                 let (marginals, options) = self.marginals(horizon, 64);
-                let (tree, nodes) = tuner.build(tuning, &marginals, 0, options).unwrap();
+                let (tree, nodes) = tuner.build(tuning, &marginals, (0, false), options).unwrap();
                 trees.push(tree);
                 worth.push(nodes);
             }
@@ -149,7 +149,7 @@ fn auto_is_as_good_as_the_better_of_chain_and_tree() {
             let chain = device.fixed(&chain_from(&marginals, 0, options).unwrap(), rounds);
             let tree = |budget| {
                 let (marginals, options) = device.marginals(BLOCK - 1, budget);
-                device.fixed(&ddtree_from(&marginals, 0, options).unwrap(), rounds)
+                device.fixed(&crate::tree::ddtree_from(&marginals, 0, options).unwrap(), rounds)
             };
             let best = [16, 32, 63].map(tree).into_iter().fold(chain, f64::max);
             let (auto, _) = device.auto(300, rounds);

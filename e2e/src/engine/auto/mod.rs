@@ -31,7 +31,7 @@ use lookup::Hits;
 pub(super) use lookup::{History, Lookup};
 
 use crate::Result;
-use crate::tree::{BuildOptions, CandidateTree, Marginals, ddtree_from};
+use crate::tree::{BuildOptions, CandidateTree, Marginals, ddtree_above};
 
 /// Share of the time in plain rounds that trials of the drafter may cost.
 const PROBE_SHARE: f64 = 0.01;
@@ -45,6 +45,10 @@ const OPTIMISM: f64 = 0.3;
 /// The most of it, as a share of the accepted nodes that pay for a draft: where drafts are cheap, 0.3 nodes would pay for
 /// them for ever.
 const OPTIMISM_SHARE: f64 = 0.5;
+/// Share of a row's cost that a node must be worth to be looked at: well below 1, because some rows cost less than others.
+const LOOKED_AT: f64 = 0.25;
+/// Rows over which that cost is a mean.
+const MEAN_ROWS: usize = 32;
 /// The least that one round moves the means that new streams start from; the first rounds move them more.
 const SHARED_RATE: f64 = 0.03;
 /// Rounds that an engine's first guess counts for.
@@ -282,7 +286,8 @@ impl Tuner {
     }
 
     /// The best tree by what is accepted from this stream, labelled with the drafter's own probabilities, and each
-    /// node's probability of being accepted, root first, never rising.
+    /// node's probability of being accepted, root first, never rising. Nodes that no budget would be spent on are left out
+    /// unless `every` node is wanted.
     ///
     /// # Errors
     /// Those of the builder.
@@ -290,11 +295,13 @@ impl Tuner {
         &self,
         tuning: &StreamTuning,
         marginals: &Marginals,
-        root: u32,
+        (root, every): (u32, bool),
         options: BuildOptions,
     ) -> Result<(CandidateTree, Vec<f64>)> {
         let ratios = tuning.acceptance.corrected(&self.ratios);
-        let mut tree = ddtree_from(&ratios.correct(marginals), root, options)?;
+        let row = (self.verify.predict(MEAN_ROWS) - self.verify.predict(1)) / (MEAN_ROWS - 1) as f64;
+        let least = if every { 0.0 } else { LOOKED_AT * self.rate * row };
+        let mut tree = ddtree_above(least.ln(), &ratios.correct(marginals), root, options)?;
         let worth = tree.joint_log_probs().iter().map(|joint| joint.exp()).collect();
         tree.relabel(marginals);
         Ok((tree, worth))

@@ -97,7 +97,7 @@ fn auto(machine: Machine, tuner: &mut Tuner, rounds: usize) -> Run {
             continue;
         }
         let (marginals, options) = machine.marginals(horizon, 64);
-        let (mut tree, worth) = tuner.build(&tuning, &marginals, 0, options).unwrap();
+        let (mut tree, worth) = tuner.build(&tuning, &marginals, (0, false), options).unwrap();
         assert!(worth.windows(2).all(|pair| pair[1] <= pair[0]), "{worth:?}");
         let budget = tuner.budgets(&[worth], 1)[0];
         tree.truncate(budget).unwrap();
@@ -224,7 +224,8 @@ fn nodes_go_to_the_stream_that_makes_more_of_them() {
     }
     tuner.rate = 2.0;
     let (marginals, options) = machine.marginals(15, 32);
-    let worth = [&unsure, &sure].map(|tuning| tuner.build(tuning, &marginals, 0, options).unwrap().1);
+    let worth =
+        [&unsure, &sure].map(|tuning| tuner.build(tuning, &marginals, (0, false), options).unwrap().1);
     let budgets = tuner.budgets(&worth, 2);
     assert!(budgets[1] > budgets[0] + 2, "{budgets:?}");
 }
