@@ -95,9 +95,10 @@ pub trait Target: Send {
     fn verify(&mut self, streams: &[VerifyStream]) -> Result<Verified>;
     /// Commits one path per stream of the last verify, root first; an empty path leaves the slot as it was.
     fn commit(&mut self, paths: &[Vec<usize>]) -> Result<()>;
-    /// Waits for what the last commit left going on, where a target has such things, and says what went wrong in it.
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
+    /// [`Self::commit`], which may go on after the call: what needs the target next waits for it, and the next verify or
+    /// commit says what went wrong in it. A target that knows no such thing commits.
+    fn commit_beside(&mut self, paths: &[Vec<usize>]) -> Result<()> {
+        self.commit(paths)
     }
     /// Saves a slot.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;

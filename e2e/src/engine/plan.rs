@@ -57,6 +57,11 @@ impl Work {
         }
     }
 
+    /// True when the drafter has drawn its tree.
+    pub fn drafted(&self) -> bool {
+        matches!(self.rows, Rows::Tree { source: Source::Drafter { .. }, .. })
+    }
+
     /// The stream's entry of the verify pass.
     pub fn verify(&self, stream: &Stream) -> Result<VerifyStream> {
         let slot = stream.slot;

@@ -54,7 +54,11 @@ impl Engine {
         let clock = Instant::now();
         let span = tracing::debug_span!("commit").entered();
         let paths: Vec<Vec<usize>> = outcomes.iter().map(|outcome| outcome.path.clone()).collect();
-        self.target.commit(&paths)?;
+        // Who has drafted is likely to draft again: the commit may go on beside that.
+        match plan.work.iter().any(Work::drafted) {
+            true => self.target.commit_beside(&paths)?,
+            false => self.target.commit(&paths)?,
+        }
         self.keep_features(&plan.work, &verified, &paths)?;
         self.settle(verified.logits.as_ref())?;
         for (work, outcome) in plan.work.iter().zip(&outcomes) {

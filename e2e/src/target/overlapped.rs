@@ -1,7 +1,7 @@
 //! Commits that go on beside the next draft.
 //!
 //! A commit waits for memory most of the time, a draft of few rows leaves threads idle, and neither reads what the other
-//! writes: the commit of a round with drafted rows is handed to the pool, and whatever needs the target next waits for it.
+//! writes: a commit beside which a draft is expected is handed to the pool, and whatever needs the target next waits for it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,8 +20,6 @@ pub struct Overlapped {
     vocab_size: usize,
     context_len: usize,
     slots: usize,
-    /// The last verify had rows besides the roots: a draft is likely to follow.
-    drafted: bool,
 }
 
 struct Shared {
@@ -45,7 +43,7 @@ impl Overlapped {
             busy: AtomicBool::new(false),
             outcome: Mutex::new(None),
         };
-        Self { shared: Arc::new(shared), vocab_size, context_len, slots, drafted: false }
+        Self { shared: Arc::new(shared), vocab_size, context_len, slots }
     }
 
     /// The target, once no commit is going on.
@@ -103,14 +101,16 @@ impl Target for Overlapped {
     }
 
     fn verify(&mut self, streams: &[VerifyStream]) -> Result<Verified> {
-        self.drafted = streams.iter().any(|stream| stream.tokens.len() > 1);
         self.told()?.verify(streams)
     }
 
     fn commit(&mut self, paths: &[Vec<usize>]) -> Result<()> {
-        let alone = rayon::current_thread_index().is_none() || rayon::current_num_threads() == 1;
-        if alone || !self.drafted {
-            return self.told()?.commit(paths);
+        self.told()?.commit(paths)
+    }
+
+    fn commit_beside(&mut self, paths: &[Vec<usize>]) -> Result<()> {
+        if rayon::current_thread_index().is_none() || rayon::current_num_threads() == 1 {
+            return self.commit(paths);
         }
         drop(self.told()?);
         let (shared, paths) = (Arc::clone(&self.shared), paths.to_vec());
@@ -121,10 +121,6 @@ impl Target for Overlapped {
             shared.busy.store(false, Ordering::Release);
         });
         Ok(())
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        self.told().map(drop)
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {
@@ -206,19 +202,21 @@ mod tests {
                 for rows in [4, 1, 4, 4] {
                     let before = target.committed(0);
                     target.verify(&stream(rows)).unwrap();
-                    target.commit(&[vec![0]]).unwrap();
+                    target.commit_beside(&[vec![0]]).unwrap();
                     assert_eq!(target.committed(0), before + 1);
+                    target.verify(&stream(rows)).unwrap();
+                    target.commit(&[vec![0]]).unwrap();
                 }
                 target.verify(&stream(4)).unwrap();
-                target.commit(&[vec![0]]).unwrap();
+                target.commit_beside(&[vec![0]]).unwrap();
                 let saved = target.snapshot(0).unwrap();
-                assert_eq!(saved.get(), Some(&5usize));
+                assert_eq!(saved.get(), Some(&9usize));
                 target.verify(&stream(4)).unwrap();
-                target.commit(&[vec![0]]).unwrap();
+                target.commit_beside(&[vec![0]]).unwrap();
                 target.reset(0).unwrap();
                 assert_eq!(target.committed(0), 0);
                 target.restore(0, &saved).unwrap();
-                assert_eq!(target.committed(0), 5);
+                assert_eq!(target.committed(0), 9);
             });
         }
     }
@@ -228,12 +226,13 @@ mod tests {
         for threads in [1, 2] {
             on(threads, |target| {
                 target.verify(&stream(4)).unwrap();
-                let failed = target.commit(&[vec![0, 1]]).and_then(|()| target.reset(0));
+                let failed = target.commit_beside(&[vec![0, 1]]).and_then(|()| target.reset(0));
                 let failed = failed.and_then(|()| target.verify(&stream(4)).map(drop));
                 assert!(matches!(failed, Err(Error::Round(_))));
                 target.verify(&stream(4)).unwrap();
-                target.commit(&[vec![0]]).unwrap();
-                target.finish().unwrap();
+                target.commit_beside(&[vec![0]]).unwrap();
+                target.verify(&stream(1)).unwrap();
+                assert_eq!(target.committed(0), 1);
             });
         }
     }
@@ -242,7 +241,7 @@ mod tests {
     fn a_panic_in_a_commit_comes_out_of_the_next_verify() {
         on(2, |target| {
             target.verify(&stream(4)).unwrap();
-            target.commit(&[vec![0, 1, 2]]).unwrap();
+            target.commit_beside(&[vec![0, 1, 2]]).unwrap();
             let next = catch_unwind(AssertUnwindSafe(|| target.verify(&stream(4)).map(drop)));
             assert_eq!(next.unwrap_err().downcast_ref::<&str>(), Some(&"the test planned it"));
             target.verify(&stream(4)).unwrap();
