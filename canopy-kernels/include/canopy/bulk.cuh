@@ -44,4 +44,11 @@ __device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, u
                  : "memory");
 }
 
+// The same of a tensor of four dimensions.
+__device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, int4 at, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst),
+                 "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(barrier)
+                 : "memory");
+}
+
 }  // namespace canopy

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include "canopy/fault.cuh"
+#include "lanes.cuh"
 
 struct AttendArgs {
     uint32_t q_heads;     // Hq
@@ -13,8 +14,9 @@ struct AttendArgs {
     uint32_t window;      // draft blocks: keys at this distance or further are hidden
     uint32_t causal;      // draft blocks: later rows are hidden
     float scale;          // D^-1/2 log2 e
+    uint32_t chunk;       // splits that a CTA of ring_sm90a.cu adds to one part: 1 or kFold; 0: attend.cu's splits
 };
-static_assert(sizeof(AttendArgs) == 32, "launch.rs AttendArgs");
+static_assert(sizeof(AttendArgs) == 36, "launch.rs AttendArgs");
 
 namespace canopy {
 
@@ -22,6 +24,7 @@ constexpr int kMaskWords = 8;    // 256 nodes
 constexpr int kMostSplits = 32;  // of one stream's keys in position order
 constexpr int kSplitBlocks = 256;
 constexpr int kLeastKeys = 128;  // of a split
+constexpr int kFold = 4;         // splits that are added among themselves first, where ring_sm90a.cu makes them
 
 // Keys of one tile in shared memory.
 template <int D>
@@ -35,10 +38,11 @@ struct Walk {
     int end;            // keys in position order
     int tile, tiles;    // the first tile of keys, their number
     int per, splits;    // tiles of a split, number of splits
+    int chunk;          // splits of a part
     bool tree, fits;
 
-    // Parts to merge: the splits, then the paths.
-    __device__ __forceinline__ int parts() const { return splits + (tree ? 1 : 0); }
+    // Parts to merge: the splits and then the paths; or the splits, whose last has the paths, or sums of `chunk` of them.
+    __device__ __forceinline__ int parts() const { return chunk ? (splits + chunk - 1) / chunk : splits + (tree ? 1 : 0); }
 };
 
 // The keys in position order that row i of a stream sees: [from, to).
@@ -73,6 +77,21 @@ __device__ __forceinline__ AttendArgs planted(AttendArgs a) {
 __device__ __forceinline__ const AttendArgs& planted(const AttendArgs& a) { return a; }
 #endif
 
+// Sums of weighted values of one row relative to a level, and the weights' sum; negative: a value that is not finite was left out.
+struct Level {
+    float top, sum;
+};
+
+// Takes in the sums of later keys: those so far count `down` times, the new ones `up` times. Always in this order and in these steps, so that
+// it does not matter who adds.
+__device__ __forceinline__ void take_in(Level& so_far, Level later, float scale, float& down, float& up) {
+    const float top = fmaxf(so_far.top, later.top), shift = top == -INFINITY ? 0.f : top;
+    down = power_of_two((so_far.top - shift) * scale);
+    up = power_of_two((later.top - shift) * scale);
+    const float sum = fmaf(fabsf(later.sum), up, fabsf(so_far.sum) * down);
+    so_far = {top, signbit(so_far.sum) || signbit(later.sum) ? -sum : sum};
+}
+
 template <int D>
 __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* lens, const int* slots, const int* cu_nodes) {
     Walk w;
@@ -85,7 +104,19 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.end = w.tree ? w.context : w.context + w.rows;
     w.tile = sight(a, w.context, w.end, 0).x / kTileKeys<D>;
     w.tiles = (w.end + kTileKeys<D> - 1) / kTileKeys<D> - w.tile;
-    const int row_tiles = (w.rows * (int)(a.q_heads / a.kv_heads) + 63) / 64;
+    w.chunk = (int)a.chunk;
+    const int pairs = w.rows * (int)(a.q_heads / a.kv_heads);
+    if (w.chunk) {
+        const int all = w.tiles + (w.tree ? (w.rows + kTileKeys<D> - 1) / kTileKeys<D> : 0);
+        const int most = min(max(kSplitBlocks / 2 / max((int)a.kv_heads * ((pairs + 127) / 128), 1), 1), kMostSplits);
+        // a few splits of few tiles, whole folds where there are more keys
+        const int least = (pairs > 64 ? 2 : 1) * kLeastKeys / kTileKeys<D>;
+        const int wanted = min(most, max(min(kFold, max(2 * all / least, 1)), all / least / kFold * kFold));
+        w.per = max((all + wanted - 1) / wanted, 1);
+        w.splits = (all + w.per - 1) / w.per;
+        return w;
+    }
+    const int row_tiles = (pairs + 63) / 64;
     const int most = max(min(kSplitBlocks / max((int)a.kv_heads * row_tiles, 1), kMostSplits) - (w.tree ? 1 : 0), 1);
     w.per = max((w.tiles + most - 1) / most, kLeastKeys / kTileKeys<D>);
     w.splits = (w.tiles + w.per - 1) / w.per;

@@ -76,6 +76,7 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
                                        float2* part_ml) {
     using S = Shape<D, ROWS, STAGES>;
     extern __shared__ __align__(128) char shared[];
+    next_may_begin();
     const Walk w = walk_of<D>(a, blockIdx.z, lens, slots, cu_nodes);
     const int group = a.q_heads / a.kv_heads, total = w.rows * group;
     const int kv_head = blockIdx.x % a.kv_heads, row0 = blockIdx.x / a.kv_heads * ROWS;

@@ -7,7 +7,10 @@ use cudarc::driver::{
 };
 use half::bf16;
 
+use super::ring::{self, Job};
+pub use super::tile::Tile;
 use crate::cuda::Kernels;
+use crate::cuda::early::Launch;
 use crate::error::{expect_len, expect_pool};
 use crate::{AttnDims, Error, Result};
 
@@ -17,7 +20,7 @@ const SPLIT_BLOCKS: usize = 256;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct AttendArgs {
+pub(super) struct AttendArgs {
     q_heads: u32,
     kv_heads: u32,
     capacity: u32,
@@ -26,6 +29,7 @@ struct AttendArgs {
     window: u32,
     causal: u32,
     scale: f32,
+    pub chunk: u32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for AttendArgs {}
@@ -42,83 +46,6 @@ impl Output for bf16 {
 
 impl Output for f32 {
     const MERGE: [&'static str; 2] = ["attend_merge_d256_f32", "attend_merge_d128_f32"];
-}
-
-/// The file of the tiles on warpgroup products.
-const WARPGROUPS: &str = "attend/attend_sm90a";
-
-/// How many (row, query head) pairs a CTA takes, and how it holds its keys. The bits do not depend on it within a family: the first three
-/// are one, the last two the other, and a device uses one family only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tile {
-    /// 128 rows, two stages of keys.
-    Wide,
-    /// 64 rows, two stages.
-    Narrow,
-    /// 64 rows, one stage: fits a device with 99 KiB of shared memory a block.
-    Tight,
-    /// 128 rows by two warpgroups, compute capability 9.0 only.
-    Groups,
-    /// 64 rows by one warpgroup, compute capability 9.0 only.
-    Group,
-}
-
-impl Tile {
-    /// The tile for streams of up to `pairs` (row, query head of a group) pairs, on a device whose blocks may have `limit` bytes of
-    /// shared memory and that has warpgroup products or not.
-    pub fn pick(pairs: usize, head_dim: usize, limit: usize, warpgroups: bool) -> Self {
-        let [wide, narrow] =
-            if warpgroups { [Self::Groups, Self::Group] } else { [Self::Wide, Self::Narrow] };
-        let best = if pairs > 64 { wide } else { narrow };
-        if best.shared(head_dim) <= limit { best } else { Self::Tight }
-    }
-
-    /// The families that run on the device of `stream`; the default tiles are of the first.
-    ///
-    /// # Errors
-    /// From the driver.
-    pub fn families(stream: &Arc<CudaStream>) -> Result<Vec<&'static [Self]>> {
-        let kernels = Kernels::on(stream.context())?;
-        let mut families: Vec<&[Self]> = vec![&[Self::Wide, Self::Narrow, Self::Tight]];
-        if Self::Wide.shared(256) > kernels.shared_limit() {
-            families = vec![&[Self::Tight]];
-        }
-        if kernels.has(WARPGROUPS) {
-            families.insert(0, &[Self::Groups, Self::Group]);
-        }
-        Ok(families)
-    }
-
-    fn rows(self) -> usize {
-        if matches!(self, Self::Wide | Self::Groups) { 128 } else { 64 }
-    }
-
-    /// Bytes of shared memory (`Shape::kBytes` of attend.cu, `Wide::kBytes` of attend_sm90a.cu).
-    pub fn shared(self, head_dim: usize) -> usize {
-        let (rows, keys) = (self.rows(), tile_keys(head_dim));
-        let (stages, weights, lists) = match self {
-            Self::Wide | Self::Narrow => (2, 2 * rows * keys, 24 * rows),
-            Self::Tight => (1, 0, 24 * rows),
-            Self::Groups | Self::Group => (2, 0, 16 * rows),
-        };
-        2 * rows * head_dim + 4 * stages * keys * head_dim + weights + lists + 16
-    }
-
-    /// Image, and symbols for head widths 256 and 128.
-    fn kernel(self) -> (&'static str, [&'static str; 2]) {
-        const PLAIN: &str = "attend/attend";
-        match self {
-            Self::Wide => (PLAIN, ["attend_d256_r128_s2", "attend_d128_r128_s2"]),
-            Self::Narrow => (PLAIN, ["attend_d256_r64_s2", "attend_d128_r64_s2"]),
-            Self::Tight => (PLAIN, ["attend_d256_r64_s1", "attend_d128_r64_s1"]),
-            Self::Groups => (WARPGROUPS, ["attend_sm90a_d256_r128", "attend_sm90a_d128_r128"]),
-            Self::Group => (WARPGROUPS, ["attend_sm90a_d256_r64", "attend_sm90a_d128_r64"]),
-        }
-    }
-}
-
-fn tile_keys(head_dim: usize) -> usize {
-    if head_dim == 256 { 64 } else { 128 }
 }
 
 /// Device buffers of one call. `q` and the pools must start on a 16-byte boundary.
@@ -225,8 +152,9 @@ pub(crate) fn launch<Out: Output>(
     let group = dims.q_heads / dims.kv_heads;
     let pairs = group * streams.counts.iter().copied().max().unwrap_or(0);
     let kernels = Kernels::on(stream.context())?;
-    let pick = || Tile::pick(pairs, dims.head_dim, kernels.shared_limit(), kernels.has(WARPGROUPS));
-    let tile = tile.unwrap_or_else(pick);
+    let tile = tile.unwrap_or_else(|| Tile::pick(pairs, dims.head_dim, &kernels));
+    // a pool without slots, of which all streams are padding, cannot be described to the copy engine
+    let tile = if k_cache.len() == 0 { Tile::Tight } else { tile };
     let width = usize::from(dims.head_dim == 128);
     let (block_size, window, causal) = streams.block;
     let args = AttendArgs {
@@ -238,6 +166,7 @@ pub(crate) fn launch<Out: Output>(
         window: window.unwrap_or(i32::MAX as usize).min(i32::MAX as usize) as u32,
         causal: causal.into(),
         scale: dims.scale() * std::f32::consts::LOG2_E,
+        chunk: if tile.rings() { ring::chunk(dims, tile, streams.counts) as u32 } else { 0 },
     };
     let parts = streams.parts(dims);
     let heads = rows * dims.q_heads;
@@ -247,66 +176,50 @@ pub(crate) fn launch<Out: Output>(
     let nowhere = streams.slots.device_ptr(stream).0;
     let (image, symbols) = tile.kernel();
     let function = kernels.function(op, image, symbols[width])?;
-    let config = LaunchConfig {
-        grid_dim: (
-            (dims.kv_heads * pairs.div_ceil(tile.rows())) as u32,
-            parts as u32,
-            streams.counts.len() as u32,
-        ),
-        block_dim: (2 * tile.rows() as u32, 1, 1),
-        shared_mem_bytes: tile.shared(dims.head_dim) as u32,
-    };
-    let mut first = stream.launch_builder(&function);
-    first.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(streams.slots);
-    match &streams.tree {
-        Some((cu_nodes, mask, _)) => first.arg(*cu_nodes).arg(*mask),
-        None => first.arg(&nowhere).arg(&nowhere),
-    };
-    first.arg(&mut part_o).arg(&mut part_ml);
-    // SAFETY: lengths checked by `check` and above; lengths and slots that do not fit are left out by the kernel.
-    unsafe { first.launch(config) }.map_err(driver)?;
+    if tile.rings() {
+        let job = Job { op, dims, args, tile, counts: streams.counts, capacity, kernels: &kernels, function };
+        ring::launch(stream, &job, streams, (&q, &k_cache, &v_cache, &lens), (&mut part_o, &mut part_ml))?;
+    } else {
+        let config = LaunchConfig {
+            grid_dim: (
+                (dims.kv_heads * pairs.div_ceil(tile.rows())) as u32,
+                parts as u32,
+                streams.counts.len() as u32,
+            ),
+            block_dim: (2 * tile.rows() as u32, 1, 1),
+            shared_mem_bytes: tile.shared(dims.head_dim) as u32,
+        };
+        let mut first = stream.launch_builder(&function);
+        first.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(streams.slots);
+        match &streams.tree {
+            Some((cu_nodes, mask, _)) => first.arg(*cu_nodes).arg(*mask),
+            None => first.arg(&nowhere).arg(&nowhere),
+        };
+        first.arg(&mut part_o).arg(&mut part_ml);
+        // SAFETY: lengths checked by `check` and above; lengths and slots that do not fit are left out by the kernel.
+        unsafe { first.launch(config) }.map_err(driver)?;
+    }
 
-    let function = kernels.function(op, "attend/merge", Out::MERGE[width])?;
     let config = LaunchConfig {
         grid_dim: (heads.div_ceil(512 / dims.head_dim) as u32, 1, 1),
         block_dim: (128, 1, 1),
         shared_mem_bytes: 0,
     };
-    let mut second = stream.launch_builder(&function);
-    second.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(streams.slots);
+    let mut second = Launch::new(stream, op, "attend/merge", Out::MERGE[width])?;
+    second.value(&args).read(&q).read(&k_cache).read(&v_cache).read(&lens).read(streams.slots);
     match &streams.tree {
-        Some((cu_nodes, mask, sequence)) => second.arg(*cu_nodes).arg(*mask).arg(*sequence),
-        None => second.arg(&nowhere).arg(&nowhere).arg(&nowhere),
+        Some((cu_nodes, mask, sequence)) => second.read(*cu_nodes).read(*mask).read(*sequence),
+        None => second.read(streams.slots).read(streams.slots).read(streams.slots),
     };
-    second.arg(&mut part_o).arg(&mut part_ml).arg(&mut out);
-    // SAFETY: as above; every element of out is written.
-    unsafe { second.launch(config) }.map_err(driver)?;
-    Ok(())
+    second.write(&mut part_o).write(&mut part_ml).write(&mut out);
+    // SAFETY: as above; every element of out is written. Before its wait the kernel reads lengths, slots and trees alone, which the launch
+    // above found finished.
+    unsafe { second.launch(config) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tiles_follow_the_rows_and_the_shared_memory() {
-        for (pairs, head_dim, limit, warpgroups, tile) in [
-            (4, 256, 232_448, false, Tile::Narrow),
-            (64, 128, 232_448, true, Tile::Group),
-            (65, 256, 232_448, false, Tile::Wide),
-            (65, 256, 232_448, true, Tile::Groups),
-            (65, 256, 166_912, false, Tile::Tight),
-            (4, 256, 101_376, false, Tile::Tight),
-            (1024, 128, 101_376, false, Tile::Tight),
-        ] {
-            assert_eq!(
-                Tile::pick(pairs, head_dim, limit, warpgroups),
-                tile,
-                "{pairs} pairs x {head_dim}, {limit} bytes"
-            );
-            assert!(tile.shared(head_dim) <= limit);
-        }
-    }
 
     #[test]
     fn parts_follow_the_rows() {

@@ -1,4 +1,4 @@
-// Adds the parts that attend.cu left: the splits in key order, then the paths. Where a row's output is not finite, or attend.cu marked the
+// Adds the parts that the kernels over splits left: the splits in key order, then the paths. Where a row's output is not finite, or they marked the
 // row, the CTA does its sums again in float64 over the keys that the row sees; an output that float64 leaves finite keeps its bits.
 #include "args.cuh"
 #include "lanes.cuh"
@@ -81,6 +81,92 @@ __device__ void exact(const AttendArgs& a, const Head& head, const __nv_bfloat16
     __syncthreads();
 }
 
+__device__ __forceinline__ void add(float (&acc)[4], float4 x, float times) {
+    acc[0] = fmaf(x.x, times, acc[0]);
+    acc[1] = fmaf(x.y, times, acc[1]);
+    acc[2] = fmaf(x.z, times, acc[2]);
+    acc[3] = fmaf(x.w, times, acc[3]);
+}
+
+// Adds a row's parts, `step` float4s apart, lane n of the warp having the level and sum of part n; the sum of weights.
+__device__ __forceinline__ float in_a_row(const AttendArgs& a, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
+    constexpr int kAhead = 16;
+    float4 held[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+        if (n < parts) held[n] = from[n * step];
+    float top = ml.x;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
+    const float shift = top == -INFINITY ? 0.f : top;
+    const float down = power_of_two((ml.x - shift) * a.scale), share = __fmul_rn(fabsf(ml.y), down);
+    float sum = 0.f;
+    for (int first = 0; first < parts; first += kAhead) {
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) {
+            if (first + n >= parts) break;
+            sum += __shfl_sync(kFull, share, first + n);
+            add(acc, held[n], __shfl_sync(kFull, down, first + n));
+        }
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n)
+            if (first + kAhead + n < parts) held[n] = from[(first + kAhead + n) * step];
+    }
+    return sum;
+}
+
+// The same, parts being splits: folds of kFold of them first, as ring_sm90a.cu adds them where a CTA makes a whole fold.
+__device__ __forceinline__ float in_folds(const AttendArgs& a, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
+    constexpr int kAhead = 4 * kFold;
+    float4 held[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n)
+        if (n < parts) held[n] = from[n * step];
+    // every lane goes through the fold of its own split
+    const int mine = threadIdx.x % 32, leader = mine / kFold * kFold;
+    Level fold;
+    float down = 0.f, up = 1.f;
+#pragma unroll
+    for (int n = 0; n < kFold; ++n) {
+        const Level next = {__shfl_sync(kFull, ml.x, leader + n), __shfl_sync(kFull, ml.y, leader + n)};
+        if (n == 0) {
+            fold = next;
+        } else if (leader + n < parts) {
+            float older, newer;
+            take_in(fold, next, a.scale, older, newer);
+            if (mine == leader + n) {
+                down = older;
+                up = newer;
+            }
+        }
+    }
+    float top = fold.top;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
+    const float shift = top == -INFINITY ? 0.f : top;
+    const float times = power_of_two((fold.top - shift) * a.scale), share = __fmul_rn(fabsf(fold.sum), times);
+    float sum = 0.f;
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int first = 0; first < parts; first += kAhead) {
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) {
+            if (first + n >= parts) break;
+            const float older = __shfl_sync(kFull, down, first + n), newer = __shfl_sync(kFull, up, first + n);
+            const float4 y = held[n];
+            x = n % kFold == 0 ? y
+                               : make_float4(fmaf(y.x, newer, x.x * older), fmaf(y.y, newer, x.y * older), fmaf(y.z, newer, x.z * older),
+                                             fmaf(y.w, newer, x.w * older));
+            if (n % kFold < kFold - 1 && first + n + 1 < parts) continue;
+            sum += __shfl_sync(kFull, share, first + n);
+            add(acc, x, __shfl_sync(kFull, times, first + n));
+        }
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n)
+            if (first + kAhead + n < parts) held[n] = from[(first + kAhead + n) * step];
+    }
+    return sum;
+}
+
 template <int D, typename Out>
 __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,
                                       const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence,
@@ -102,39 +188,16 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
     const Head h = head_at(own);
     const size_t index = (size_t)blockIdx.x * kHeads + own;
     const bool present = h.live && h.w.slot >= 0;
+    wait_for_kernels_ahead();
+    next_may_begin();
     float acc[4] = {0.f, 0.f, 0.f, 0.f};
     bool doubtful = false;
     if (present && h.w.fits) {
-        constexpr int kAhead = 16;
         const int parts = h.w.parts(), mine = threadIdx.x % 32;  // a lane of the warp weighs one part for all
         const float2 ml = mine < parts && !(CANOPY_FAULT(dropped_slice) && mine == 0) ? part_ml[mine * heads + index] : make_float2(-INFINITY, 0.f);
-        float4 held[kAhead];
-        const float* from = part_o + index * D + 4 * lane;
-#pragma unroll
-        for (int n = 0; n < kAhead; ++n)
-            if (n < parts) held[n] = load4(from + n * heads * D);
-        float top = ml.x;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
-        const float shift = top == -INFINITY ? 0.f : top;
-        const float down = power_of_two((ml.x - shift) * a.scale), share = fabsf(ml.y) * down;
+        const float4* from = reinterpret_cast<const float4*>(part_o + index * D) + lane;
+        const float sum = h.w.chunk == 1 ? in_folds(a, ml, from, heads * D / 4, parts, acc) : in_a_row(a, ml, from, heads * D / 4, parts, acc);
         doubtful = __any_sync(kFull, signbit(ml.y) != 0);
-        float sum = 0.f;
-        for (int first = 0; first < parts; first += kAhead) {
-#pragma unroll
-            for (int n = 0; n < kAhead; ++n) {
-                if (first + n >= parts) break;
-                const float times = __shfl_sync(kFull, down, first + n);
-                sum += __shfl_sync(kFull, share, first + n);
-                acc[0] = fmaf(held[n].x, times, acc[0]);
-                acc[1] = fmaf(held[n].y, times, acc[1]);
-                acc[2] = fmaf(held[n].z, times, acc[2]);
-                acc[3] = fmaf(held[n].w, times, acc[3]);
-            }
-#pragma unroll
-            for (int n = 0; n < kAhead; ++n)
-                if (first + kAhead + n < parts) held[n] = load4(from + (first + kAhead + n) * heads * D);
-        }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             acc[e] /= sum;

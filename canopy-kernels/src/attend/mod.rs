@@ -11,6 +11,10 @@
 mod kernels;
 #[cfg(feature = "cuda")]
 pub(crate) mod launch;
+#[cfg(feature = "cuda")]
+mod ring;
+#[cfg(feature = "cuda")]
+mod tile;
 
 use std::ops::Range;
 

@@ -36,7 +36,8 @@
 //!
 //! On CUDA (`launch`) `q` and the pools are bf16, `out` is bf16 or f32, `prefix_lens` lies on the device, and heads are 128 or 256 wide.
 //! A stream's keys are walked in up to 32 splits of whole tiles; where a split ends follows from the stream's own prefix length and node
-//! count, and the splits are added in key order, the paths last. Invariants there (`tests/gpu/attention.rs`):
+//! count, and the splits are added in key order, the paths last. On compute capability 9.0 the last split has the paths, and splits are added
+//! in fours first: by one CTA where a batch fills the device, by the merge otherwise, in the same steps. Invariants there (`tests/gpu/attention.rs`):
 //! 1. Within `2^-7 sum p |v| / sum p` plus half a bf16 ulp of float64. (`every_tile_edge_is_within_the_bound`,
 //!    `every_split_edge_is_within_the_bound`, `served_shapes_are_within_the_bound`)
 //! 2. A stream's bits do not depend on its batch, its slot or the tile that a CTA takes. (`a_batch_has_the_bits_of_each_tree_alone`)

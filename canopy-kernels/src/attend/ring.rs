@@ -1,0 +1,156 @@
+//! Launch of ring_sm90a.cu: descriptions of the pools for the copy engine, and how many splits a CTA takes.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaFunction, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig, sys,
+};
+use half::bf16;
+
+use super::launch::{AttendArgs, Streams};
+use super::tile::{Tile, tile_keys};
+use crate::cuda::Kernels;
+use crate::cuda::early::Launch;
+use crate::{AttnDims, Error, Result};
+
+/// Splits that are added among themselves first (args.cuh `kFold`).
+const FOLD: usize = 4;
+/// Most splits of a stream, and the CTAs of 128 rows that its splits make at most (args.cuh).
+const MOST_SPLITS: usize = 32;
+const SPLIT_BLOCKS: usize = 128;
+/// CTAs that fill a device: with so many folds, a CTA takes a whole one.
+const FULL: usize = 120;
+/// With as many CTAs at hand, one takes several parts in turn.
+const ENOUGH_BLOCKS: usize = 512;
+
+/// One call.
+pub(super) struct Job<'a> {
+    pub op: &'static str,
+    pub dims: AttnDims,
+    pub args: AttendArgs,
+    pub tile: Tile,
+    pub counts: &'a [usize],
+    pub capacity: usize,
+    pub kernels: &'a Kernels,
+    pub function: CudaFunction,
+}
+
+/// Most splits of a stream of `rows` rows: args.cuh `walk_of`.
+fn most_splits(dims: AttnDims, rows: usize) -> usize {
+    let tiles = dims.kv_heads * (rows * dims.q_heads / dims.kv_heads).div_ceil(128);
+    (SPLIT_BLOCKS / tiles.max(1)).clamp(1, MOST_SPLITS)
+}
+
+/// CTAs along rows and heads, and most splits of a stream.
+fn extents(dims: AttnDims, tile: Tile, counts: &[usize]) -> (usize, usize) {
+    let rows = counts.iter().copied().max().unwrap_or(0);
+    let splits = counts.iter().filter(|&&rows| rows > 0).map(|&rows| most_splits(dims, rows)).max();
+    (dims.kv_heads * (rows * dims.q_heads / dims.kv_heads).div_ceil(tile.rows()), splits.unwrap_or(1))
+}
+
+/// Splits that a CTA adds to one part. The bits do not depend on it.
+pub(super) fn chunk(dims: AttnDims, tile: Tile, counts: &[usize]) -> usize {
+    let (x, splits) = extents(dims, tile, counts);
+    if x * counts.len() * splits.div_ceil(FOLD) >= FULL { FOLD } else { 1 }
+}
+
+/// CTAs along rows and heads, and along parts.
+fn grid(dims: AttnDims, tile: Tile, counts: &[usize], chunk: usize) -> (usize, usize) {
+    let (x, splits) = extents(dims, tile, counts);
+    (x, ENOUGH_BLOCKS.div_ceil(x * counts.len()).clamp(1, splits.div_ceil(chunk)))
+}
+
+/// `CUtensorMap` as a kernel parameter.
+#[repr(transparent)]
+struct Map(sys::CUtensorMap);
+// SAFETY: plain data that the driver wrote for kernels to take by value.
+unsafe impl DeviceRepr for Map {}
+
+/// A pool `[slots, capacity, Hkv, D]` in boxes of one tile of keys by 64 columns.
+fn describe(stream: &Arc<CudaStream>, job: &Job<'_>, pool: &CudaView<'_, bf16>) -> Result<Map> {
+    let AttnDims { kv_heads, head_dim, .. } = job.dims;
+    let slots = pool.len() / (job.capacity * job.dims.kv_width());
+    let (pool, _used) = pool.device_ptr(stream);
+    let sizes = [head_dim, kv_heads, job.capacity, slots].map(|n| n as u64);
+    let row = 2 * (kv_heads * head_dim) as u64;
+    let strides = [2 * head_dim as u64, row, row * job.capacity as u64];
+    let shape = [64, 1, tile_keys(head_dim) as u32, 1];
+    let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
+    // SAFETY: the arrays have the four (strides: three) elements that a rank of 4 asks for; the pointer is only written down.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            4,
+            pool as *mut _,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            shape.as_ptr(),
+            [1u32; 4].as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        .result()
+        .map_err(|source| Error::Driver { op: job.op, source })?;
+        Ok(Map(map.assume_init()))
+    }
+}
+
+/// The launch over splits: `inputs` are q, keys, values and lengths, `parts` the sums and their levels.
+pub(super) fn launch(
+    stream: &Arc<CudaStream>,
+    job: &Job<'_>,
+    streams: &Streams<'_>,
+    inputs: (&CudaView<'_, bf16>, &CudaView<'_, bf16>, &CudaView<'_, bf16>, &CudaView<'_, i32>),
+    parts: (&mut CudaViewMut<'_, f32>, &mut CudaViewMut<'_, f32>),
+) -> Result<()> {
+    let (q, keys, values, lens) = inputs;
+    let maps = [describe(stream, job, keys)?, describe(stream, job, values)?];
+    let (x, y) = grid(job.dims, job.tile, job.counts, job.args.chunk as usize);
+    let rows = job.tile.rows() as u32;
+    let config = LaunchConfig {
+        grid_dim: (x as u32, y as u32, job.counts.len() as u32),
+        block_dim: (2 * rows + if rows > 64 { 128 } else { 32 }, 1, 1),
+        shared_mem_bytes: job.tile.shared(job.dims.head_dim) as u32,
+    };
+    let mut launch = Launch::of(stream, job.op, job.kernels, job.function.clone());
+    launch.value(&job.args).value(&maps[0]).value(&maps[1]);
+    launch.read(q).read(keys).read(values).read(lens).read(streams.slots);
+    match &streams.tree {
+        Some((cu_nodes, mask, _)) => launch.read(*cu_nodes).read(*mask),
+        // blocks have no node arrays: the kernel does not read these places
+        None => launch.read(streams.slots).read(streams.slots),
+    };
+    launch.write(parts.0).write(parts.1);
+    // SAFETY: lengths checked by the caller; lengths and slots that do not fit are left out by the kernel, which waits before it reads.
+    unsafe { launch.launch(config) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_follow_the_rows_and_the_batch() {
+        let (wide, narrow) = (AttnDims::new(16, 4, 256).unwrap(), AttnDims::new(32, 8, 128).unwrap());
+        for (dims, tile, counts, blocks, splits) in [
+            (wide, Tile::Fed, vec![64], (8, 16), 1),
+            (wide, Tile::Fed, vec![64; 16], (8, 4), 4),
+            (wide, Tile::Fed, vec![64; 4], (8, 4), 4),
+            (wide, Tile::FedOne, vec![16], (4, 32), 1),
+            (narrow, Tile::Turns, vec![64], (16, 8), 1),
+            (narrow, Tile::Fed, vec![256], (64, 2), 1),
+            (narrow, Tile::Fed, vec![70, 0, 1], (24, 4), 4),
+        ] {
+            let chunk = chunk(dims, tile, &counts);
+            assert_eq!(
+                (grid(dims, tile, &counts, chunk), chunk),
+                (blocks, splits),
+                "{dims:?}, {tile:?}, {counts:?}"
+            );
+        }
+    }
+}
