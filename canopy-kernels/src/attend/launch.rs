@@ -154,7 +154,7 @@ pub(crate) fn launch<Out: Output>(
     let kernels = Kernels::on(stream.context())?;
     let tile = tile.unwrap_or_else(|| Tile::pick(pairs, dims.head_dim, &kernels));
     // a pool without slots, of which all streams are padding, cannot be described to the copy engine
-    let tile = if k_cache.len() == 0 { Tile::Tight } else { tile };
+    let tile = if k_cache.is_empty() { Tile::Tight } else { tile };
     let width = usize::from(dims.head_dim == 128);
     let (block_size, window, causal) = streams.block;
     let args = AttendArgs {
