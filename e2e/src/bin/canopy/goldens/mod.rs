@@ -3,12 +3,13 @@
 //! What a device has no kernel for (the random models' small heads on CUDA) is told as not run; the embedded pair's vectors
 //! must run everywhere.
 
-use std::collections::HashMap;
+mod report;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use canopy_e2e::draft::{DFlash, DraftRequest, Drafter};
 use canopy_e2e::embedded;
 use canopy_e2e::files::ModelFiles;
@@ -18,6 +19,7 @@ use canopy_e2e::target::{LogitRows, Target, VerifyStream};
 use canopy_kernels::DraftTree;
 use serde_json::{Value, json};
 
+use self::report::{Golden, Report, floats, get, ids};
 use crate::engine_args::Rows;
 use crate::record;
 
@@ -46,19 +48,6 @@ pub struct Args {
     /// Appends one JSON line a set
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-type Golden = HashMap<String, Tensor>;
-
-/// How far one set is from what was stored.
-#[derive(Default)]
-struct Report {
-    largest: f64,
-    /// Squares of the difference and of the golden values; the worst relative distance of a tensor.
-    relative: f64,
-    rows: usize,
-    others: usize,
-    widest: f64,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -138,68 +127,6 @@ const SETS: &[(&str, Set)] = &[
     ("rounds-random tree", |place| whole_rounds(place, "tree")),
 ];
 
-impl Report {
-    fn line(&self, bound: f64) -> String {
-        let verdict = if self.relative <= bound { "ok" } else { "FAILED" };
-        let rows = match self.rows {
-            0 => String::new(),
-            rows => format!("; {} of {rows} best tokens differ, widest tie {:.4}", self.others, self.widest),
-        };
-        format!(
-            "max {:.2e}, relative {:.2e}, bound {bound:.0e}: {verdict}{rows}",
-            self.largest, self.relative
-        )
-    }
-
-    fn compare(&mut self, got: &Tensor, want: &Tensor) -> Result<()> {
-        ensure!(got.dims() == want.dims(), "expected shape {:?}, got {:?}", want.dims(), got.dims());
-        let (got, want) = (floats(got)?, floats(want)?);
-        let (mut distance, mut size) = (0.0, 0.0);
-        for (got, want) in got.iter().zip(&want) {
-            ensure!(got.is_finite(), "expected finite values, got {got}");
-            let difference = f64::from(*got) - f64::from(*want);
-            self.largest = self.largest.max(difference.abs());
-            distance += difference * difference;
-            size += f64::from(*want) * f64::from(*want);
-        }
-        self.relative = self.relative.max((distance / size.max(f64::MIN_POSITIVE)).sqrt());
-        Ok(())
-    }
-
-    /// Rows of logits, whose best tokens count too.
-    fn compare_logits(&mut self, got: &Tensor, want: &Tensor) -> Result<()> {
-        self.compare(got, want)?;
-        let width = want.dim(1)?;
-        let (got, want) = (floats(got)?, floats(want)?);
-        for (got, want) in got.chunks(width).zip(want.chunks(width)) {
-            let best =
-                |row: &[f32]| (0..row.len()).fold(0, |best, id| if row[id] > row[best] { id } else { best });
-            let (own, stored) = (best(got), best(want));
-            self.rows += 1;
-            if own != stored {
-                self.others += 1;
-                self.widest = self.widest.max(f64::from(want[stored]) - f64::from(want[own]));
-            }
-        }
-        Ok(())
-    }
-
-    /// Every committed state against `{prefix}layer{i}_S, _conv, _k, _v`.
-    fn compare_states(&mut self, target: &Qwen35, golden: &Golden, prefix: &str) -> Result<()> {
-        for (name, tensor) in target.state_tensors(SLOT)? {
-            let (layer, part) = name.split_once('.').context("a state's name")?;
-            let stored = |part: &str| get(golden, &format!("{prefix}{layer}_{part}"));
-            let want = match part {
-                "state" => stored("S")?.transpose(1, 2)?.contiguous()?,
-                "conv_state" => stored("conv")?.clone(),
-                part => stored(part)?.clone(),
-            };
-            self.compare(&tensor, &want)?;
-        }
-        Ok(())
-    }
-}
-
 const SLOT: usize = 0;
 
 struct Place<'a> {
@@ -244,20 +171,6 @@ impl Place<'_> {
         let drafter = load_drafter(drafter, &mut target, &self.options(512))?;
         Ok((target, drafter))
     }
-}
-
-fn get<'a>(golden: &'a Golden, name: &str) -> Result<&'a Tensor> {
-    golden.get(name).with_context(|| format!("expected a tensor {name}, got none"))
-}
-
-fn ids<T: TryFrom<i64>>(golden: &Golden, name: &str) -> Result<Vec<T>> {
-    let values = get(golden, name)?.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
-    let fits = |value| T::try_from(value).ok().with_context(|| format!("{name}: {value} does not fit"));
-    values.into_iter().map(fits).collect()
-}
-
-fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
-    Ok(tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
 }
 
 fn verify(target: &mut Qwen35, tokens: &[u32], tree: DraftTree) -> Result<(Tensor, Option<Tensor>)> {
