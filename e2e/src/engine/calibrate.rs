@@ -209,3 +209,35 @@ fn sweep(
     }
     Ok(points)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::files::ModelFiles;
+    use crate::loader::{LoadOptions, load_drafter, load_target};
+
+    #[test]
+    fn a_devices_sizes_are_timed_for_several_streams_and_leave_every_slot_empty() {
+        let files = |set: &str| {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(set);
+            ModelFiles::Directory(dir)
+        };
+        let options = LoadOptions { slots: 3, context_len: Some(64), ..LoadOptions::default() };
+        let mut target = load_target(&files("qwen35-random"), &options).unwrap();
+        let mut drafter = load_drafter(&files("dflash-random-new"), &mut target, &options).unwrap();
+        let sizes = Sizes { sweeps: 1, passes: 1, time: Duration::from_secs(60), ..DEVICE };
+        let rising = |points: &[(usize, f64)]| points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let verify = time_verify(&mut target, &sizes).unwrap();
+        // As many rows as the context has room for.
+        assert_eq!(verify.iter().map(|point| point.0).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 24, 32, 48]);
+        assert!(time_streams(&mut target, &sizes).unwrap() >= 0.0);
+        let draft = time_draft(&mut target, &mut drafter, &sizes).unwrap();
+        // Blocks of 3, 4, 5, 6 and 8 rows for one stream, of 8 for two.
+        assert_eq!(draft.iter().map(|point| point.0).collect::<Vec<_>>(), [5, 7, 9, 11, 15, 30]);
+        assert!(rising(&draft) && draft.iter().chain(&verify).all(|point| point.1 > 0.0));
+        let empty = (0..3).all(|slot| target.committed(slot) == 0 && drafter.context_len(slot) == 0);
+        assert!(empty, "a slot is not empty");
+    }
+}
