@@ -189,11 +189,11 @@ fn cell(args: &Args, ready: &mut Ready, context: usize, batch: usize) -> Result<
         }
     }
     ready.engine.settle_stages(false);
-    let whole = |row: &Row| row.runs.iter().all(|run| run.rounds > 0);
+    let whole = |row: &Row| row.runs.iter().all(|run| run.rounds > 0 && run.seconds > 0.0);
     ensure!(
         rows.iter().all(whole),
-        "--max-tokens: expected enough for all streams to decode at once, got {}",
-        args.max_tokens
+        "--context: expected room for {} tokens after prompts of {context}",
+        most_tokens(args)
     );
     Ok(rows)
 }
