@@ -120,7 +120,19 @@ fn damaged_and_foreign_files_are_named() {
 
 #[test]
 fn every_help_has_an_example() {
-    for command in [&[][..], &["generate"], &["bench"], &["tree"], &["logits"], &["draft"]] {
+    for command in [
+        &[][..],
+        &["generate"],
+        &["bench"],
+        &["tree"],
+        &["logits"],
+        &["draft"],
+        &["drift"],
+        &["goldens"],
+        &["soak"],
+        &["sizes"],
+        &["chart"],
+    ] {
         let help = Command::new(env!("CARGO_BIN_EXE_canopy")).args(command).arg("--help").output().unwrap();
         let text = String::from_utf8(help.stdout).unwrap();
         let (_, example) = text.split_once("Example").unwrap_or_else(|| panic!("{command:?}: {text}"));
