@@ -18,10 +18,15 @@ const DRAFT_PER_LOAD: f64 = 0.02;
 /// Context rows the drafter is timed with.
 const CONTEXT: usize = 8;
 
+/// Most rows of one stream in a timed pass.
+const TALLEST: usize = 128;
+
 /// What is timed, and for how long.
 struct Sizes {
-    /// Rows of the timed passes.
+    /// Rows of the timed passes of one stream.
     rows: &'static [usize],
+    /// Rows of those of several streams, besides one row of each.
+    shared: &'static [usize],
     /// Sizes above are timed in the first sweep only.
     small: usize,
     /// Sweeps over all sizes; the fastest pass of each size counts. What disturbs the machine for a while thereby meets
@@ -31,32 +36,34 @@ struct Sizes {
     passes: usize,
     /// Nothing more is timed once this much time is spent.
     time: Duration,
-    /// Most streams of a timed pass.
-    streams: usize,
-    /// Most rows of a pass in which nodes are drafted.
-    most_rows: usize,
+    /// Numbers of streams of the timed passes.
+    streams: &'static [usize],
+    /// Numbers of rows behind which passes step up, see [`Tuner::with_streams`].
+    steps: &'static [usize],
 }
 
 /// The CPU: passes of a millisecond whose every row costs, next to other programs.
 const HOST: Sizes = Sizes {
     rows: &[1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64],
+    shared: &[],
     small: 16,
     sweeps: 4,
     passes: 2,
     time: Duration::from_millis(120),
-    streams: 1,
-    most_rows: usize::MAX,
+    streams: &[1],
+    steps: &[],
 };
 /// A device: passes of 6 to 30 milliseconds that read the weights once for many rows. The first pass of a size loads its
 /// kernels, the second counts.
 const DEVICE: Sizes = Sizes {
-    rows: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128],
+    rows: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 65, 96, 128],
+    shared: &[16, 32, 64, 65, 128, 129, 256],
     small: usize::MAX,
-    sweeps: 3,
+    sweeps: 2,
     passes: 2,
-    time: Duration::from_millis(2500),
-    streams: 16,
-    most_rows: 128,
+    time: Duration::from_millis(1500),
+    streams: &[1, 2, 4, 8, 16],
+    steps: &[64, 128, 256],
 };
 
 /// A tuner for this pair: measured when `measure`, of unknown scale otherwise. Slot 0 is used and left empty.
@@ -66,18 +73,25 @@ pub(super) fn tuner(
     measure: bool,
 ) -> Result<Tuner> {
     let block_size = drafter.as_ref().map_or(1, |drafter| drafter.block_size());
-    let (mut verify, mut draft, mut per_stream, mut sizes) = (None, None, 0.0, &HOST);
+    let (mut verify, mut draft, mut sizes) = (Vec::new(), None, &HOST);
     if measure {
         sizes = sizes_for(target)?;
-        verify = CostCurve::through(&time_verify(target, sizes)?, VERIFY_PER_ROW);
-        per_stream = time_streams(target, sizes)?;
+        for &streams in sizes.streams.iter().filter(|&&streams| streams <= target.slots()) {
+            let curve = CostCurve::through(&time_verify(target, streams, sizes)?, VERIFY_PER_ROW);
+            verify.extend(curve.map(|curve| (streams, curve)));
+        }
     }
     if let Some(drafter) = drafter.filter(|_| measure) {
         draft = CostCurve::through(&time_draft(target, drafter, sizes)?, DRAFT_PER_LOAD);
     }
-    let verify = verify.unwrap_or_else(|| CostCurve::shape(VERIFY_PER_ROW));
+    let first = verify.first().map(|curve| curve.1.clone());
+    let first = first.unwrap_or_else(|| CostCurve::shape(VERIFY_PER_ROW));
     let draft = draft.unwrap_or_else(|| CostCurve::shape(DRAFT_PER_LOAD));
-    Ok(Tuner::new(verify, draft, block_size).with_streams(per_stream, sizes.most_rows))
+    if sizes.steps.is_empty() {
+        return Ok(Tuner::new(first, draft, block_size));
+    }
+    let verify = verify.into_iter().map(|(streams, curve)| (streams, curve.rigid())).collect();
+    Ok(Tuner::new(first, draft.rigid(), block_size).with_streams(verify, sizes.steps))
 }
 
 /// By where the target computes.
@@ -120,29 +134,18 @@ fn time_pass(target: &mut dyn Target, streams: &[VerifyStream]) -> Result<f64> {
     Ok(seconds)
 }
 
-fn time_verify(target: &mut dyn Target, sizes: &Sizes) -> Result<Vec<(usize, f64)>> {
-    let context = target.context_len();
-    let rows = sizes.rows.iter().copied().filter(|&rows| rows < context).collect();
-    sweep(rows, sizes, |rows| time_pass(target, &[pass(0, comb(rows)?)]))
-}
-
-/// Seconds that a stream adds to a pass besides its row: several streams of one row against one stream of as many.
-fn time_streams(target: &mut dyn Target, sizes: &Sizes) -> Result<f64> {
-    let streams = target.slots().min(sizes.streams).min(target.context_len() - 1);
-    if streams < 2 {
-        return Ok(0.0);
-    }
-    // The first size stands for one stream of as many rows.
-    let timed = sweep(vec![1, streams], sizes, |count| match count {
-        1 => time_pass(target, &[pass(0, comb(streams)?)]),
-        _ => {
-            let rows = (0..count).map(|slot| Ok(pass(slot, DraftTree::chain(1)?)));
-            time_pass(target, &rows.collect::<Result<Vec<_>>>()?)
-        }
-    })?;
-    Ok(match timed[..] {
-        [(_, together), (_, apart)] => ((apart - together) / (streams - 1) as f64).max(0.0),
-        _ => 0.0,
+/// Passes of `streams` streams that share the rows.
+fn time_verify(target: &mut dyn Target, streams: usize, sizes: &Sizes) -> Result<Vec<(usize, f64)>> {
+    let most = streams * TALLEST.min(target.context_len() - 1);
+    let timed = if streams == 1 { sizes.rows } else { sizes.shared };
+    let mut rows: Vec<usize> = timed.iter().copied().chain([streams]).collect();
+    rows.retain(|&rows| (streams..=most).contains(&rows));
+    rows.sort_unstable();
+    rows.dedup();
+    sweep(rows, sizes, |rows| {
+        let share = |slot| rows / streams + usize::from(slot < rows % streams);
+        let passes: Result<Vec<_>> = (0..streams).map(|slot| Ok(pass(slot, comb(share(slot))?))).collect();
+        time_pass(target, &passes?)
     })
 }
 
@@ -153,7 +156,8 @@ fn time_draft(
     sizes: &Sizes,
 ) -> Result<Vec<(usize, f64)>> {
     let context = CONTEXT.min(target.context_len() - 1).max(1);
-    let (slots, block) = (target.slots().min(sizes.streams), drafter.block_size());
+    let most = sizes.streams.last().copied().unwrap_or(1);
+    let (slots, block) = (target.slots().min(most), drafter.block_size());
     for slot in 0..slots {
         let streams = [pass(slot, DraftTree::chain(context)?)];
         if let Some(features) = target.verify(&streams)?.features {
@@ -164,9 +168,8 @@ fn time_draft(
     }
     let mut calls: Vec<(usize, usize)> =
         block_lengths(block).into_iter().filter(|&rows| rows > 1).map(|rows| (rows, 1)).collect();
-    calls.extend(
-        [2, 4, 8, 16].into_iter().filter(|&streams| streams <= slots).map(|streams| (block, streams)),
-    );
+    let several = sizes.streams.iter().filter(|&&streams| streams > 1 && streams <= slots);
+    calls.extend(several.map(|&streams| (block, streams)));
     let drafted = drafter.context_len(0) > 0;
     let seconds = sweep((0..if drafted { calls.len() } else { 0 }).collect(), sizes, |index| {
         let (rows, streams) = calls[index];
@@ -224,19 +227,20 @@ mod tests {
             let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(set);
             ModelFiles::Directory(dir)
         };
-        let options = LoadOptions { slots: 3, context_len: Some(64), ..LoadOptions::default() };
+        let options = LoadOptions { slots: 3, context_len: Some(49), ..LoadOptions::default() };
         let mut target = load_target(&files("qwen35-random"), &options).unwrap();
         let mut drafter = load_drafter(&files("dflash-random-new"), &mut target, &options).unwrap();
         let sizes = Sizes { sweeps: 1, passes: 1, time: Duration::from_secs(60), ..DEVICE };
         let rising = |points: &[(usize, f64)]| points.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        let verify = time_verify(&mut target, &sizes).unwrap();
+        let verify = time_verify(&mut target, 1, &sizes).unwrap();
         // As many rows as the context has room for.
         assert_eq!(verify.iter().map(|point| point.0).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 24, 32, 48]);
-        assert!(time_streams(&mut target, &sizes).unwrap() >= 0.0);
+        let of_three = time_verify(&mut target, 3, &sizes).unwrap();
+        assert_eq!(of_three.iter().map(|p| p.0).collect::<Vec<_>>(), [3, 16, 32, 64, 65, 128, 129]);
         let draft = time_draft(&mut target, &mut drafter, &sizes).unwrap();
         // Blocks of 3, 4, 5, 6 and 8 rows for one stream, of 8 for two.
         assert_eq!(draft.iter().map(|point| point.0).collect::<Vec<_>>(), [5, 7, 9, 11, 15, 30]);
-        assert!(rising(&draft) && draft.iter().chain(&verify).all(|point| point.1 > 0.0));
+        assert!(rising(&draft) && draft.iter().chain(&verify).chain(&of_three).all(|point| point.1 > 0.0));
         let empty = (0..3).all(|slot| target.committed(slot) == 0 && drafter.context_len(slot) == 0);
         assert!(empty, "a slot is not empty");
     }

@@ -1,8 +1,10 @@
 //! What a pass costs by its number of rows: a curve measured at start, then followed by running averages.
 
 /// Row counts at which the curve has a value of its own; between them it is linear.
-pub(super) const KNOTS: [usize; 22] =
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024];
+///
+/// A device's products take a step behind 64, 128 and 256 rows: there two values stand side by side.
+pub(super) const KNOTS: [usize; 25] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16, 24, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512, 1024];
 
 /// How far one observation moves the knot that it hits.
 const RATE: f64 = 0.15;
@@ -18,12 +20,13 @@ const MOST: f64 = 1.25;
 pub struct CostCurve {
     seconds: [f64; KNOTS.len()],
     measured: bool,
+    rigid: bool,
 }
 
 impl CostCurve {
     /// A curve of unknown scale, `1 + per_row * (rows - 1)`; its first observation sets the scale.
     pub fn shape(per_row: f64) -> Self {
-        Self { seconds: KNOTS.map(|rows| 1.0 + per_row * (rows - 1) as f64), measured: false }
+        Self { seconds: KNOTS.map(|rows| 1.0 + per_row * (rows - 1) as f64), measured: false, rigid: false }
     }
 
     /// The curve through measured `(rows, seconds)`, rows rising; beyond the last pair it follows the last slope
@@ -45,6 +48,13 @@ impl CostCurve {
             curve.level();
         }
         Some(curve)
+    }
+
+    /// The same curve, all of whose values follow an observation alike: for devices, whose measured shape is right and whose
+    /// sizes in use would otherwise look cheaper and cheaper beside the others.
+    #[must_use]
+    pub fn rigid(self) -> Self {
+        Self { rigid: true, ..self }
     }
 
     /// Seconds of a pass of `rows` rows; 0 rows are no pass.
@@ -74,7 +84,7 @@ impl CostCurve {
         let change = ratio.clamp(1.0 / MOST, MOST) - 1.0;
         for (knot, seconds) in KNOTS.into_iter().zip(&mut self.seconds) {
             let distance = (rows as f64 / knot as f64).ln().abs();
-            let share = (1.0 - 2.0 * distance).max(FAR);
+            let share = if self.rigid { 1.0 } else { (1.0 - 2.0 * distance).max(FAR) };
             *seconds *= 1.0 + RATE * share * change;
         }
         self.level();

@@ -8,10 +8,11 @@ use crate::tree::{BuildOptions, Marginals, chain_from};
 const VOCAB: usize = 32;
 const BLOCK: usize = 16;
 
-/// Milliseconds of a round by its rows: the 9B's sizes on an H200.
-const ROUNDS: [(usize, f64); 6] = [(1, 5.9), (8, 6.3), (16, 6.7), (32, 8.0), (64, 10.9), (128, 18.7)];
+/// Milliseconds of a round by its rows: the 9B's sizes on an H200, with the steps of its products.
+const ROUNDS: [(usize, f64); 9] =
+    [(1, 5.5), (8, 5.6), (16, 5.9), (32, 6.3), (64, 6.7), (65, 8.2), (128, 8.4), (129, 13.5), (256, 14.3)];
 /// What a stream adds besides its rows.
-const PER_STREAM: f64 = 0.03;
+const PER_STREAM: f64 = 0.06;
 
 struct Device {
     draft: f64,
@@ -20,18 +21,20 @@ struct Device {
 }
 
 impl Device {
-    fn curve() -> CostCurve {
-        CostCurve::through(&ROUNDS.map(|(rows, ms)| (rows, 1e-3 * ms)), 0.1).unwrap()
+    /// Seconds by rows when so many streams share them.
+    fn curve(&self) -> CostCurve {
+        let streams = PER_STREAM * (self.streams - 1) as f64;
+        CostCurve::through(&ROUNDS.map(|(rows, ms)| (rows, 1e-3 * (ms + streams))), 0.1).unwrap()
     }
 
     fn tuner(&self) -> Tuner {
-        let draft = CostCurve::through(&[(5, self.draft), (496, self.draft * 1.3)], 0.1).unwrap();
-        Tuner::new(Self::curve(), draft, BLOCK).with_streams(1e-3 * PER_STREAM, 128)
+        let draft = CostCurve::through(&[(5, self.draft), (496, self.draft)], 0.1).unwrap();
+        let tuner = Tuner::new(self.curve(), draft.rigid(), BLOCK);
+        tuner.with_streams(vec![(self.streams, self.curve().rigid())], &[64, 128, 256])
     }
 
     fn seconds(&self, rows: usize, drafted: bool) -> f64 {
-        let streams = 1e-3 * PER_STREAM * (self.streams - 1) as f64;
-        Self::curve().predict(rows) + streams + if drafted { self.draft } else { 0.0 }
+        self.curve().predict(rows) + if drafted { self.draft } else { 0.0 }
     }
 
     fn marginals(&self, horizon: usize, budget: usize) -> (Marginals, BuildOptions) {
@@ -96,7 +99,7 @@ impl Device {
             }
             let budgets = tuner.budgets(&worth, self.streams);
             let rows = self.streams + budgets.iter().sum::<usize>();
-            assert!(rows <= 128 || budgets.iter().all(|&budget| budget == 0));
+            assert!(rows <= 256);
             let spent = self.seconds(rows, !trees.is_empty());
             let mut drawn = trees.into_iter().zip(budgets);
             let mut gained = 0;
@@ -142,8 +145,8 @@ fn models() -> Vec<SyntheticAcceptance> {
 #[test]
 fn auto_is_as_good_as_the_better_of_chain_and_tree() {
     for model in models() {
-        for streams in [1, 4] {
-            let device = Device { draft: 1.2e-3, streams, model: model.clone() };
+        for streams in [1, 4, 8, 16] {
+            let device = Device { draft: 1.7e-3, streams, model: model.clone() };
             let rounds = 4000 / streams;
             let (marginals, options) = device.marginals(BLOCK - 1, BLOCK - 1);
             let chain = device.fixed(&chain_from(&marginals, 0, options).unwrap(), rounds);
@@ -151,9 +154,11 @@ fn auto_is_as_good_as_the_better_of_chain_and_tree() {
                 let (marginals, options) = device.marginals(BLOCK - 1, budget);
                 device.fixed(&crate::tree::ddtree_from(&marginals, 0, options).unwrap(), rounds)
             };
-            let best = [16, 32, 63].map(tree).into_iter().fold(chain, f64::max);
+            let best = [7, 16, 32, 63].map(tree).into_iter().fold(chain, f64::max);
             let (auto, _) = device.auto(300, rounds);
-            assert!(auto > 0.97 * best, "{:?}, {streams} streams: {auto} of {best}", model.curve());
+            // With many streams the steps of the costs are coarse beside what one stream's statistics know.
+            let least = if streams < 8 { 0.97 } else { 0.93 };
+            assert!(auto > least * best, "{:?}, {streams} streams: {auto} of {best}", model.curve());
         }
     }
 }

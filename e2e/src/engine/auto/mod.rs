@@ -17,6 +17,7 @@
 mod acceptance;
 mod blocks;
 mod cost;
+mod curves;
 #[cfg(test)]
 mod device_tests;
 mod lookup;
@@ -27,6 +28,7 @@ use acceptance::{Acceptance, Ratios};
 pub(super) use blocks::block_lengths;
 use blocks::{Blocks, Drafted};
 pub use cost::CostCurve;
+use curves::Curves;
 use lookup::Hits;
 pub(super) use lookup::{History, Lookup};
 
@@ -123,16 +125,12 @@ pub(super) fn draft_load(block_rows: usize, horizon: usize) -> usize {
 /// Costs of this machine and what streams of this engine have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Tuner {
-    /// Seconds of verify, accept and commit by rows.
-    pub verify: CostCurve,
+    /// Seconds of verify, accept and commit by rows and streams.
+    verify: Curves,
     /// Seconds of draft and build by draft load.
     pub draft: CostCurve,
-    /// Seconds that every stream adds to a pass besides its rows.
-    per_stream: f64,
-    /// What the streams of the round to be planned add.
-    streams: f64,
-    /// Most rows of a pass in which nodes are drafted.
-    most_rows: usize,
+    /// Numbers of rows behind which a pass costs a step more; the last is the most of a pass in which nodes are drafted.
+    steps: &'static [usize],
     shared: Acceptance,
     ratios: Ratios,
     blocks: Blocks,
@@ -148,40 +146,25 @@ impl Tuner {
         let rate = 1.0 / verify.predict(1);
         let (shared, ratios) = (Acceptance::default(), Ratios::default());
         let (blocks, hits) = (Blocks::new(block_size), Hits::default());
-        let (per_stream, streams, most_rows) = (0.0, 0.0, usize::MAX);
-        Self {
-            verify,
-            draft,
-            per_stream,
-            streams,
-            most_rows,
-            shared,
-            ratios,
-            blocks,
-            hits,
-            rounds: 0.0,
-            rate,
-        }
+        let (verify, steps) = (Curves::from(verify), &[][..]);
+        Self { verify, draft, steps, shared, ratios, blocks, hits, rounds: 0.0, rate }
     }
 
-    /// With what a pass costs by its streams, and the most rows that a drafted one may have.
+    /// For a device: with the costs of passes by their streams, rising, and the numbers of rows behind which they step up.
     #[must_use]
-    pub fn with_streams(self, per_stream: f64, most_rows: usize) -> Self {
-        Self { per_stream, most_rows, ..self }
-    }
-
-    fn streams_seconds(&self, streams: usize) -> f64 {
-        self.per_stream * streams.saturating_sub(1) as f64
+    pub fn with_streams(self, curves: Vec<(usize, CostCurve)>, steps: &'static [usize]) -> Self {
+        Self { verify: Curves::new(curves).unwrap_or(self.verify), steps, ..self }
     }
 
     /// Sets how many streams the round to be planned has.
     pub fn set_streams(&mut self, streams: usize) {
-        self.streams = self.streams_seconds(streams);
+        self.verify.select(streams);
     }
 
     /// Takes in that a pass of `rows` rows over `streams` streams took `seconds`.
     pub fn observe_verify(&mut self, rows: usize, streams: usize, seconds: f64) {
-        self.verify.observe(rows, seconds - self.streams_seconds(streams));
+        self.verify.select(streams);
+        self.verify.observe(rows, seconds);
     }
 
     /// Knowledge for a new stream: what the engine's streams have in common.
@@ -215,8 +198,8 @@ impl Tuner {
                     with.tokens -= lookup.gain;
                     with.rows -= lookup.tokens.len() as f64;
                 }
-                self.rate = self.rate.max(self.rate_of(alone));
-                let rate = self.rate_of(with);
+                self.rate = self.rate.max(self.cut_rate(alone, plain, count + 1));
+                let rate = self.cut_rate(with, all, count + 1);
                 if rate > best {
                     (best, drafting, length) = (rate, order[..=count].to_vec(), index);
                 }
@@ -269,8 +252,22 @@ impl Tuner {
     }
 
     fn rate_of(&self, round: Totals) -> f64 {
-        let verify = self.verify.predict(round.rows.round() as usize) + self.streams;
-        round.tokens / (verify + self.draft.predict(round.load))
+        round.tokens / (self.verify.predict(round.rows.round() as usize) + self.draft.predict(round.load))
+    }
+
+    /// The best rate of a round in which `drafting` streams draft on top of `base`, when nodes that lie behind a step of the
+    /// costs may be left out. What a stream gains is taken to be right with one probability per node.
+    fn cut_rate(&self, round: Totals, base: Totals, drafting: usize) -> f64 {
+        let most = self.steps.last().map_or(f64::INFINITY, |&rows| rows as f64);
+        let whole = if round.rows <= most { self.rate_of(round) } else { 0.0 };
+        let gain = (round.tokens - base.tokens).max(0.0) / drafting as f64;
+        let cut = |rows: f64| {
+            let nodes = (rows - base.rows) / drafting as f64;
+            let kept = gain * (1.0 - (gain / (1.0 + gain)).powf(nodes));
+            self.rate_of(Totals { tokens: base.tokens + kept * drafting as f64, rows, ..round })
+        };
+        let steps = self.steps.iter().map(|&rows| rows as f64);
+        steps.filter(|&rows| rows > base.rows && rows < round.rows).map(cut).fold(whole, f64::max)
     }
 
     /// True when the expected loss of a trial is at most [`PROBE_SHARE`] of the plain rounds' time.
@@ -314,7 +311,7 @@ impl Tuner {
         let mut best = taken.clone();
         let (mut value, mut best_value) = (0.0, -self.rate * self.verify.predict(others));
         let total: usize = worth.iter().map(|w| w.len() - 1).sum();
-        let total = total.min(self.most_rows.saturating_sub(others));
+        let total = self.steps.last().map_or(total, |most| total.min(most.saturating_sub(others)));
         for rows in 1..=total {
             let next = |s: &usize| worth[*s].get(taken[*s] + 1).copied();
             let open = (0..worth.len()).filter_map(|s| Some((s, next(&s)?)));

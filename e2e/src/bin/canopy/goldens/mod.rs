@@ -73,7 +73,8 @@ fn goldens(args: &Args) -> Result<()> {
             Err(error)
                 if format!("{error:#}").contains("no kernel for") && !name.starts_with("canopy-tiny") =>
             {
-                format!("not run: {error:#}")
+                let message = format!("{error:#}");
+                format!("not run: {}", message.lines().next().unwrap_or_default())
             }
             Err(error) => {
                 failed.push(*name);
