@@ -80,7 +80,8 @@ fn a_matrix_of_random_weights_states_its_acceptance_in_every_output() {
     assert!(table.contains("| 90 | 3 | tree |") && table.contains("synthetic acceptance"), "{table}");
     let svg = std::fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("synthetic acceptance") && svg.contains(">auto<"));
-    assert_eq!(svg.matches("<polyline").count(), 2 * 4);
+    // Two contexts by streams, two numbers of streams by context, four modes each.
+    assert_eq!(svg.matches("<polyline").count(), 4 * 4);
 }
 
 #[test]

@@ -118,30 +118,71 @@ fn table(cases: &[Case]) -> String {
     out
 }
 
-fn panels(cases: &[Case]) -> Vec<Panel> {
-    let same = |a: &Case, b: &Case| (&a.what, a.context) == (&b.what, b.context);
-    let panel = |cases: &[Case]| {
-        let mut streams: Vec<u64> = cases.iter().map(|case| case.streams).collect();
-        streams.dedup();
-        let series = Mode::ALL.into_iter().filter(|&mode| cases.iter().any(|case| case.mode == mode));
-        let value = |mode: Mode, streams: u64| {
-            let found = cases.iter().find(|case| case.mode == mode && case.streams == streams);
+/// What a panel's x axis counts.
+#[derive(Clone, Copy)]
+enum Axis {
+    Streams,
+    Context,
+}
+
+impl Axis {
+    /// A case's place on this axis, and on the other one.
+    fn of(self, case: &Case) -> (u64, u64) {
+        match self {
+            Self::Streams => (case.streams, case.context),
+            Self::Context => (case.context, case.streams),
+        }
+    }
+
+    /// The panel of cases that share everything but the place on this axis.
+    fn panel(self, cases: &[&Case]) -> Panel {
+        let mut marks: Vec<u64> = cases.iter().map(|case| self.of(case).0).collect();
+        marks.sort_unstable();
+        marks.dedup();
+        let value = |mode: Mode, mark: u64| {
+            let found = cases.iter().find(|case| case.mode == mode && self.of(case).0 == mark);
             found.map(|case| case.rate)
         };
-        let series = series.map(|mode| Series {
+        let modes = Mode::ALL.into_iter().filter(|&mode| cases.iter().any(|case| case.mode == mode));
+        let series = modes.map(|mode| Series {
             name: mode.name().into(),
-            values: streams.iter().map(|&streams| value(mode, streams)).collect(),
+            values: marks.iter().map(|&mark| value(mode, mark)).collect(),
         });
+        let other = self.of(cases[0]).1;
+        let (title, x_label) = match self {
+            Self::Streams => (format!("Context of {other} tokens"), "streams"),
+            Self::Context => (format!("Streams: {other}"), "tokens of context"),
+        };
         Panel {
-            title: format!("Context of {} tokens", cases[0].context),
+            title,
             notes: vec![cases[0].what.clone()],
-            x_label: "streams".into(),
+            x_label: x_label.into(),
             y_label: "tokens/s, all streams".into(),
             series: series.collect(),
-            marks: streams.iter().map(u64::to_string).collect(),
+            marks: marks.iter().map(u64::to_string).collect(),
         }
-    };
-    cases.chunk_by(same).map(panel).collect()
+    }
+}
+
+/// A panel for every context with several numbers of streams, and for every number of streams with several contexts.
+fn panels(cases: &[Case]) -> Vec<Panel> {
+    let mut panels = Vec::new();
+    for same in cases.chunk_by(|a, b| a.what == b.what) {
+        for axis in [Axis::Streams, Axis::Context] {
+            let mut others: Vec<u64> = same.iter().map(|case| axis.of(case).1).collect();
+            others.sort_unstable();
+            others.dedup();
+            let panel = |other: u64| {
+                axis.panel(&same.iter().filter(|case| axis.of(case).1 == other).collect::<Vec<_>>())
+            };
+            panels.extend(others.into_iter().map(panel));
+        }
+    }
+    let several = |panel: &Panel| panel.marks.len() > 1;
+    match panels.iter().any(several) {
+        true => panels.into_iter().filter(several).collect(),
+        false => panels,
+    }
 }
 
 pub fn run(args: Args) -> Result<()> {

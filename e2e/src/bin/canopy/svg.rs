@@ -96,7 +96,7 @@ fn draw(out: &mut String, panel: &Panel) -> f64 {
     let most = (largest / step(largest)).ceil() * step(largest);
     let gap = width / panel.marks.len().max(1) as f64;
     let x_of = |index: usize| left + gap * (index as f64 + 0.5);
-    text(out, (left - 60.0, 16.0), "start", &panel.title);
+    text(out, (left - 60.0, 12.0), "start", &panel.title);
     axes(out, panel, most, &x_of);
     let mut labels: Vec<(f64, usize)> = Vec::new();
     for (index, series) in panel.series.iter().enumerate() {
