@@ -76,7 +76,8 @@ pub(super) fn tuner(
     let (mut verify, mut draft, mut sizes) = (Vec::new(), None, &HOST);
     if measure {
         sizes = sizes_for(target)?;
-        for &streams in sizes.streams.iter().filter(|&&streams| streams <= target.slots()) {
+        let slots = target.slots();
+        for &streams in sizes.streams.iter().filter(|&&streams| streams <= slots) {
             let curve = CostCurve::through(&time_verify(target, streams, sizes)?, VERIFY_PER_ROW);
             verify.extend(curve.map(|curve| (streams, curve)));
         }
