@@ -4,7 +4,7 @@
 //! which carries the text, and commits that path: chains, siblings and roots alone, in all lengths.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
@@ -206,7 +206,7 @@ fn compare(plain: &States, trees: &States) -> Result<Vec<(String, f64)>> {
     Ok(worst)
 }
 
-fn append(path: &PathBuf, args: &Args, trees: &Trees, rows: &[(String, f64)]) -> Result<()> {
+fn append(path: &Path, args: &Args, trees: &Trees, rows: &[(String, f64)]) -> Result<()> {
     let (commit, dirty) = record::commit();
     let distances: serde_json::Map<_, _> =
         rows.iter().map(|(kind, distance)| (kind.clone(), json!(distance))).collect();
