@@ -93,6 +93,7 @@ __device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, u
     for (uint32_t stage = 0; stage < Stages; ++stage)
         for (uint32_t at = lane * 16; at < Ring<Rows, Stages>::kRowsBytes; at += 512)
             *reinterpret_cast<uint4*>(shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + at) = make_uint4(0, 0, 0, 0);
+    __syncwarp();  // other lanes write there next
     wait_for_kernels_ahead();
     float4 held[kAhead][kWideRows];
     const auto fetch = [&](uint32_t unit, float4 (&to)[kWideRows]) {
