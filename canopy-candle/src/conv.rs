@@ -241,17 +241,20 @@ impl InplaceOp1 for TreeConvCommit<'_> {
         let dims = self.check((state.dtype(), state_l))?;
         let (paths, pool) = (self.paths.host(), arg(COMMIT, "conv_state"));
         let layer_len = state_l.shape().elem_count() / self.xs.len().max(1);
-        for (layer, x) in self.xs.iter().enumerate() {
-            let x = x.values(arg(COMMIT, "x"))?;
-            let first = layer * layer_len;
-            if let CpuStorage::F32(_) = state {
-                let states = pool_mut(pool, state, state_l)?;
-                kernel::cpu::commit(dims, paths, &x, &mut states[first..first + layer_len]).wrap()?;
-                continue;
+        let xs = self.xs.iter().map(|x| x.values(arg(COMMIT, "x"))).enumerate();
+        if let CpuStorage::F32(_) = state {
+            let states = pool_mut(pool, state, state_l)?;
+            for (layer, x) in xs {
+                let state = &mut states[layer * layer_len..(layer + 1) * layer_len];
+                kernel::cpu::commit(dims, paths, &x?, state).wrap()?;
             }
-            let mut wide = values(pool, state, state_l)?.into_owned();
+            return Ok(());
+        }
+        let mut wide = values(pool, state, state_l)?.into_owned();
+        for (layer, x) in xs {
+            let first = layer * layer_len;
             let wide = &mut wide[first..first + layer_len];
-            kernel::cpu::commit(dims, paths, &x, wide).wrap()?;
+            kernel::cpu::commit(dims, paths, &x?, wide).wrap()?;
             for (_, slot, _) in paths.iter() {
                 let rows = slot * dims.state_len()..(slot + 1) * dims.state_len();
                 write_back(state, state_l.start_offset() + first + rows.start, &wide[rows])

@@ -4,6 +4,8 @@
 //!
 //!     cargo bench -p canopy-kernels --features cuda --bench attention_cuda -- [--quick] [--json FILE] [--only WIDTH,STREAMS,NODES,KEYS] [--tile NAME]
 
+mod replays;
+
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::sync::Arc;
@@ -12,21 +14,15 @@ use canopy_kernels::block_attention::{self, cpu::BlockMask, launch::Blocks};
 use canopy_kernels::cuda::{TreeOnDevice, has_driver};
 use canopy_kernels::tree_attention::launch::{self, AttentionBuffers, Tile};
 use canopy_kernels::{AttnDims, DraftTree, TreeBatch};
-use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use half::bf16;
+use replays::{BYTES_PER_US, FLOPS_PER_US, Outcome, ROTATE, at, capture, replay};
 
-type Failure = Box<dyn std::error::Error>;
-type Outcome<T> = Result<T, Failure>;
-
-/// Bytes that one turn through the sets exceeds.
-const ROTATE: usize = 240 << 20;
 /// Values drawn once and laid one after another into the pools.
 const DRAWN: usize = 1 << 24;
 const COMMAND: &str = "cargo bench -p canopy-kernels --features cuda --bench attention_cuda -- --json FILE";
-const WARM_UPS: usize = 2;
-/// The copy rate and the bf16 matrix rate that NOTES.md has for one H200.
-const BYTES_PER_US: f64 = 4.27e6;
-const FLOPS_PER_US: f64 = 809e6;
+/// Replays that do not count, and that do.
+const REPLAYS: (usize, usize) = (2, 30);
 
 /// Rows over keys: `nodes` rows of each of `streams` streams, after `context` keys.
 #[derive(Clone, Copy)]
@@ -153,42 +149,6 @@ impl Case {
     }
 }
 
-fn capture(
-    stream: &Arc<CudaStream>,
-    launches: usize,
-    mut launch: impl FnMut(usize) -> Outcome<()>,
-) -> Outcome<CudaGraph> {
-    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-    let outcome = (0..launches).try_for_each(&mut launch);
-    let graph =
-        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
-    outcome?;
-    Ok(graph.ok_or("an empty capture")?)
-}
-
-/// Sorted microseconds of one launch: up to 30 replays, fewer (but five) where they take more than a tenth of a second.
-fn replay(stream: &Arc<CudaStream>, graph: &CudaGraph, launches: usize) -> Outcome<Vec<f64>> {
-    let event = || stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-    let (start, stop) = (event()?, event()?);
-    let (mut samples, mut spent) = (Vec::new(), 0.0);
-    for round in 0..WARM_UPS + 30 {
-        start.record(stream)?;
-        graph.launch()?;
-        stop.record(stream)?;
-        stop.synchronize()?;
-        if round >= WARM_UPS {
-            let us = f64::from(start.elapsed_ms(&stop)?) * 1e3;
-            samples.push(us / launches as f64);
-            spent += us;
-        }
-        if spent > 1e5 && samples.len() >= 5 {
-            break;
-        }
-    }
-    samples.sort_by(f64::total_cmp);
-    Ok(samples)
-}
-
 fn tile_name(tile: Option<Tile>) -> String {
     tile.map_or("auto".into(), |tile| format!("{tile:?}").to_lowercase())
 }
@@ -198,10 +158,9 @@ fn row(stream: &Arc<CudaStream>, case: &mut Case, tile: Option<Tile>, device: &s
     let sets = case.batches.len();
     let cold = capture(stream, sets, |n| case.launch(stream, tile, n))?;
     let warm = capture(stream, 4, |_| case.launch(stream, tile, 0))?;
-    let times = replay(stream, &cold, sets)?;
-    let warm = replay(stream, &warm, 4)?;
+    let times = replay(stream, &cold, sets, REPLAYS)?;
+    let warm = replay(stream, &warm, 4, REPLAYS)?;
     let repeats = times.len();
-    let at = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
     let Shape { dims, streams, nodes, context, block } = case.shape;
     let (bytes, flops) = case.shape.work();
     let floor = (bytes / BYTES_PER_US).max(flops / FLOPS_PER_US);

@@ -4,6 +4,8 @@
 //!
 //!     cargo bench -p canopy-kernels --features cuda --bench prefill_cuda -- [--quick] [--json FILE]
 
+mod replays;
+
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::sync::Arc;
@@ -13,21 +15,15 @@ use canopy_kernels::gdn_prefill::Sequences;
 use canopy_kernels::gdn_prefill::launch::{self, Block, Plan, PrefillBuffers, SequencesOnDevice};
 use canopy_kernels::tree_gdn_serial::launch::{ChainBuffers, Pool, chain};
 use canopy_kernels::{DraftTree, GdnDims, TreeBatch};
-use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use half::bf16;
+use replays::{BYTES_PER_US, FLOPS_PER_US, Outcome, ROTATE, at, capture, replay};
 
-type Failure = Box<dyn std::error::Error>;
-type Outcome<T> = Result<T, Failure>;
-
-/// Bytes that one turn through the sets exceeds.
-const ROTATE: usize = 240 << 20;
 const COMMAND: &str = "cargo bench -p canopy-kernels --features cuda --bench prefill_cuda -- --json FILE";
 /// Values drawn once and repeated.
 const DRAWN: usize = (1 << 22) + 3;
-const WARM_UPS: usize = 3;
-/// The copy rate and the bf16 matrix rate that NOTES.md has for one H200.
-const BYTES_PER_US: f64 = 4.27e6;
-const FLOPS_PER_US: f64 = 809e6;
+/// Replays that do not count, and that do.
+const REPLAYS: (usize, usize) = (3, 40);
 /// f32 of a chunk's record.
 const RECORD: usize = 5_380;
 
@@ -178,42 +174,6 @@ impl Case {
     }
 }
 
-fn capture(
-    stream: &Arc<CudaStream>,
-    launches: usize,
-    mut launch: impl FnMut(usize) -> Outcome<()>,
-) -> Outcome<CudaGraph> {
-    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-    let outcome = (0..launches).try_for_each(&mut launch);
-    let graph =
-        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
-    outcome?;
-    Ok(graph.ok_or("an empty capture")?)
-}
-
-/// Sorted microseconds of one launch: up to 40 replays, fewer (but five) where they take more than a tenth of a second.
-fn replay(stream: &Arc<CudaStream>, graph: &CudaGraph, launches: usize) -> Outcome<Vec<f64>> {
-    let event = || stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-    let (start, stop) = (event()?, event()?);
-    let (mut samples, mut spent) = (Vec::new(), 0.0);
-    for round in 0..WARM_UPS + 40 {
-        start.record(stream)?;
-        graph.launch()?;
-        stop.record(stream)?;
-        stop.synchronize()?;
-        if round >= WARM_UPS {
-            let us = f64::from(start.elapsed_ms(&stop)?) * 1e3;
-            samples.push(us / launches as f64);
-            spent += us;
-        }
-        if spent > 1e5 && samples.len() >= 5 {
-            break;
-        }
-    }
-    samples.sort_by(f64::total_cmp);
-    Ok(samples)
-}
-
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     let (mut off, mut norm) = (0.0, 0.0);
     for (&a, &b) in a.iter().zip(b) {
@@ -228,8 +188,7 @@ fn row(stream: &Arc<CudaStream>, case: &mut Case, way: Way, device: &str, off: [
     let sets = case.sets.len();
     let cold = capture(stream, sets, |n| case.launch(stream, way, n))?;
     let warm = capture(stream, 4, |_| case.launch(stream, way, 0))?;
-    let (times, warm) = (replay(stream, &cold, sets)?, replay(stream, &warm, 4)?);
-    let at = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    let (times, warm) = (replay(stream, &cold, sets, REPLAYS)?, replay(stream, &warm, 4, REPLAYS)?);
     let (dims, n) = (case.dims, case.batch * case.rows);
     let (name, chunks, out) = match way {
         Way::TierA(plan) => (format!("a-{}", label(plan)), plan.chunks, 4),

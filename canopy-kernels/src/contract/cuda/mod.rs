@@ -57,8 +57,10 @@ struct Kernel {
     sums_bound: Bound,
     exact_classes: bool,
     variants: Vec<(String, Call)>,
+    #[cfg_attr(not(feature = "controls"), expect(dead_code, reason = "read where faults are planted"))]
     planted: &'static [(Gate, &'static str)],
     /// The images in which a fault is planted: those whose names start so.
+    #[cfg_attr(not(feature = "controls"), expect(dead_code, reason = "read where faults are planted"))]
     images: &'static str,
     /// The call whose kernel the controls' images have, where it is not `call`.
     planted_call: Option<Call>,
