@@ -117,47 +117,52 @@ __device__ __forceinline__ float in_a_row(const AttendArgs& a, float2 ml, const 
 
 // The same, parts being splits: folds of kFold of them first, as ring_sm90a.cu adds them where a CTA makes a whole fold.
 __device__ __forceinline__ float in_folds(const AttendArgs& a, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
-    constexpr int kFolds = kMostSplits / kFold;
-    // levels first: the sums' loads are under way meanwhile
-    float4 held[2 * kFold];
+    constexpr int kAhead = 4 * kFold;
+    float4 held[kAhead];
 #pragma unroll
-    for (int n = 0; n < 2 * kFold; ++n)
+    for (int n = 0; n < kAhead; ++n)
         if (n < parts) held[n] = from[n * step];
-    Level folds[kFolds];
-    float downs[kFolds][kFold], ups[kFolds][kFold], top = -INFINITY;
+    // every lane goes through the fold of its own split
+    const int mine = threadIdx.x % 32, leader = mine / kFold * kFold;
+    Level fold;
+    float down = 0.f, up = 1.f;
 #pragma unroll
-    for (int fold = 0; fold < kFolds; ++fold) {
-        folds[fold] = {-INFINITY, 0.f};
-#pragma unroll
-        for (int n = 0; n < kFold; ++n) {
-            const Level next = {__shfl_sync(kFull, ml.x, fold * kFold + n), __shfl_sync(kFull, ml.y, fold * kFold + n)};
-            if (fold * kFold + n >= parts) continue;
-            if (n == 0)
-                folds[fold] = next;
-            else
-                take_in(folds[fold], next, a.scale, downs[fold][n], ups[fold][n]);
+    for (int n = 0; n < kFold; ++n) {
+        const Level next = {__shfl_sync(kFull, ml.x, leader + n), __shfl_sync(kFull, ml.y, leader + n)};
+        if (n == 0) {
+            fold = next;
+        } else if (leader + n < parts) {
+            float older, newer;
+            take_in(fold, next, a.scale, older, newer);
+            if (mine == leader + n) {
+                down = older;
+                up = newer;
+            }
         }
-        top = fmaxf(top, folds[fold].top);
     }
+    float top = fold.top;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
     const float shift = top == -INFINITY ? 0.f : top;
+    const float times = power_of_two((fold.top - shift) * a.scale), share = __fmul_rn(fabsf(fold.sum), times);
     float sum = 0.f;
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int first = 0; first < parts; first += kAhead) {
 #pragma unroll
-    for (int fold = 0; fold < kFolds; ++fold) {
-        if (fold * kFold >= parts) break;
-        float4 x = held[fold % 2 * kFold];
-#pragma unroll
-        for (int n = 1; n < kFold; ++n) {
-            if (fold * kFold + n >= parts) break;
-            const float4 later = held[fold % 2 * kFold + n];
-            const float down = downs[fold][n], up = ups[fold][n];
-            x = make_float4(fmaf(later.x, up, x.x * down), fmaf(later.y, up, x.y * down), fmaf(later.z, up, x.z * down), fmaf(later.w, up, x.w * down));
+        for (int n = 0; n < kAhead; ++n) {
+            if (first + n >= parts) break;
+            const float older = __shfl_sync(kFull, down, first + n), newer = __shfl_sync(kFull, up, first + n);
+            const float4 y = held[n];
+            x = n % kFold == 0 ? y
+                               : make_float4(fmaf(y.x, newer, x.x * older), fmaf(y.y, newer, x.y * older), fmaf(y.z, newer, x.z * older),
+                                             fmaf(y.w, newer, x.w * older));
+            if (n % kFold < kFold - 1 && first + n + 1 < parts) continue;
+            sum += __shfl_sync(kFull, share, first + n);
+            add(acc, x, __shfl_sync(kFull, times, first + n));
         }
-        const float times = power_of_two((folds[fold].top - shift) * a.scale);
-        sum += __fmul_rn(fabsf(folds[fold].sum), times);
-        add(acc, x, times);
 #pragma unroll
-        for (int n = 0; n < kFold; ++n)
-            if ((fold + 2) * kFold + n < parts) held[fold % 2 * kFold + n] = from[((fold + 2) * kFold + n) * step];
+        for (int n = 0; n < kAhead; ++n)
+            if (first + kAhead + n < parts) held[n] = from[(first + kAhead + n) * step];
     }
     return sum;
 }

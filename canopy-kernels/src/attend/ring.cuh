@@ -149,10 +149,10 @@ struct Rows {
                 for (int c = 0; c < 2; ++c) {
                     float& x = s[4 * t + 2 * h + c];
                     x = power_of_two(fmaf(x, scale, -level));
-                    added[c] += x;
+                    added[c] = planted_half(added[c] + x);
                 }
             }
-            sum[h] = planted_half(fmaf(sum[h], down[h], added[0] + added[1]));
+            sum[h] = planted_half(fmaf(sum[h], down[h], planted_half(added[0] + added[1])));
         }
     }
 
@@ -160,6 +160,21 @@ struct Rows {
         if (!__any_sync(kFull, down[0] != 1.f || down[1] != 1.f)) return;
 #pragma unroll
         for (int e = 0; e < D / 2; ++e) o[e] *= down[e / 2 % 2];
+    }
+
+    // The same once the outputs' products are done. The vote asks for the weights (their sum is never below zero), and the wait stands
+    // behind its branch: otherwise the assembler moves the wait before the weights are made.
+    __device__ __forceinline__ void finish(const float (&down)[2]) {
+        if (__any_sync(kFull, down[0] != 1.f || down[1] != 1.f || sum[0] < 0.f || sum[1] < 0.f)) {
+            products_done<0>();
+            settle_all();
+#pragma unroll
+            for (int e = 0; e < D / 2; ++e) o[e] *= down[e / 2 % 2];
+        } else {
+            asm volatile("// no level has moved" ::: "memory");
+            products_done<0>();
+            settle_all();
+        }
     }
 
     // Scores of keys that a row does not see become -infinity.

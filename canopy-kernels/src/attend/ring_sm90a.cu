@@ -42,18 +42,6 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
                                             const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o, float2* part_ml) {
     using S = Ring<D, GROUPS>;
     extern __shared__ __align__(1024) char shared[];
-    wait_for_kernels_ahead();
-    next_may_begin();
-    const int group = a.q_heads / a.kv_heads, row_tiles = gridDim.x / a.kv_heads;
-    Job job;
-    job.w = walk_of<D>(a, blockIdx.z, lens, slots, cu_nodes);
-    const Walk& w = job.w;
-    job.total = w.rows * group;
-    job.all = w.tiles + (w.tree ? (w.rows + S::kKeys - 1) / S::kKeys : 0);
-    job.row0 = blockIdx.x % row_tiles * S::kRows;
-    job.kv_head = blockIdx.x / row_tiles;
-    if (w.slot < 0 || !w.fits || job.row0 >= job.total || (int)blockIdx.y >= w.parts()) return;
-
     char* const ring = shared + S::kQ;
     Row* const table = reinterpret_cast<Row*>(shared + S::kTable);
     uint32_t* const bad = reinterpret_cast<uint32_t*>(shared + S::kBarriers + 16 * S::kStages);
@@ -67,7 +55,20 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         }
         barriers_ready();
     }
+    if (tid < 5) bad[tid] = 0;
     __syncthreads();
+    wait_for_kernels_ahead();
+    next_may_begin();
+
+    const int group = a.q_heads / a.kv_heads, row_tiles = gridDim.x / a.kv_heads;
+    Job job;
+    job.w = walk_of<D>(a, blockIdx.z, lens, slots, cu_nodes);
+    const Walk& w = job.w;
+    job.total = w.rows * group;
+    job.all = w.tiles + (w.tree ? (w.rows + S::kKeys - 1) / S::kKeys : 0);
+    job.row0 = blockIdx.x % row_tiles * S::kRows;
+    job.kv_head = blockIdx.x / row_tiles;
+    if (w.slot < 0 || !w.fits || job.row0 >= job.total || (int)blockIdx.y >= w.parts()) return;
 
     if (warp >= S::kWorkers / 32) {
         if (GROUPS > 1) keep_registers<40>();
@@ -80,27 +81,24 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
                 feed<D, GROUPS>(job, key_map, value_map, ring_at, full, empty, split * w.per, min(w.per, job.all - split * w.per), turn);
         return;
     }
-    if (GROUPS > 1) take_registers<232>();
-
-    {  // the rows' queries
-        constexpr int kChunks = D / 8;
-        const int chunk = tid % kChunks;
-#pragma unroll 4
-        for (int r = tid / kChunks; r < S::kRows; r += S::kWorkers / kChunks) {
-            const int m = job.row0 + r;
-            const bool valid = m < job.total;
-            const size_t row = ((size_t)(w.first + m / group) * a.q_heads + job.kv_head * group + m % group) * D;
-            copy16(q_at + spot<S::kRows>(r, chunk), q + (valid ? row + chunk * 8 : 0), valid);
-        }
-        copies_issued();
-    }
     if (tid < S::kRows) {
         const int m = job.row0 + tid, row = min(m, job.total - 1) / group;
         const int2 range = sight(a, w.context, w.end, row);
-        const int place = (w.first + row) * (int)a.q_heads + job.kv_head * group + m % group;
+        const int place = (w.first + row) * (int)a.q_heads + job.kv_head * group + m - row * group;
         table[tid] = {range.x, range.y, w.first + row, m < job.total ? place : -1};
     }
-    if (tid < 5) bad[tid] = 0;
+    crew_meets<S::kWorkers>();
+    {  // the rows' queries
+        constexpr int kChunks = D / 8;
+        const int chunk = tid % kChunks;
+#pragma unroll
+        for (int n = 0; n < S::kRows * kChunks / S::kWorkers; ++n) {
+            const int r = tid / kChunks + n * (S::kWorkers / kChunks), place = table[r].place;
+            copy16(q_at + spot<S::kRows>(r, chunk), q + (place >= 0 ? (size_t)place * D + chunk * 8 : 0), place >= 0);
+        }
+        copies_issued();
+    }
+    if (GROUPS > 1) take_registers<232>();
     // keys in [common_from, common_to) are seen by every row of the stream
     const int common_from = sight(a, w.context, w.end, w.rows - 1).x, common_to = sight(a, w.context, w.end, 0).y;
     copies_arrived<0>();
@@ -163,10 +161,8 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
                 settle(rows.s);
                 release(k_slot);
                 weigh(tile);
-                products_done<0>();
-                rows.settle_all();
+                rows.finish(down);
                 release(v_slot);
-                rows.shrink(down);
                 rows.pack();
             }
             wait_phase(full + 8 * turn.slot, turn.parity);
@@ -240,7 +236,8 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         const __grid_constant__ CUtensorMap value_map, const __nv_bfloat16* q, const __nv_bfloat16* keys,                    \
         const __nv_bfloat16* values, const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o,  \
         float2* part_ml) {                                                                                                         \
-        canopy::attend_ring<D, GROUPS, TURNS>(canopy::planted(a), key_map, value_map, q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml); \
+        canopy::attend_ring<D, GROUPS, TURNS>(canopy::planted(a), key_map, value_map, q, keys, values, lens, slots, cu_nodes, mask,   \
+                                              part_o, part_ml);                                                                    \
     }
 
 CANOPY_RING(256, 64, 1, false, r64)
