@@ -19,7 +19,7 @@ import sys
 import time
 import urllib.request
 
-from load import PROMPTS, announced_port, head, metrics, percentiles, report, send
+from load import PROMPTS, announced_port, head, idle, no_stream, percentiles, report, send
 
 MODES = {
     "ar": {"draft": False}, "chain": {"speculation": {"mode": "chain"}}, "tree": {"speculation": {"mode": "tree", "budget": 16}},
@@ -221,17 +221,9 @@ def device_memory():
         return None
 
 
-async def nothing_left(port, slots):
-    for _ in range(500):
-        after = metrics(port)
-        if after["canopy_streams_admitted"] == 0 and after["canopy_connections"] <= 1:
-            break
-        await asyncio.sleep(0.02)
-    for name in ("canopy_streams_admitted", "canopy_streams_running", "canopy_streams_waiting"):
-        if after[name] != 0:
-            raise SystemExit(f"{name}: expected 0, got {after[name]}")
-    if after["canopy_slots_free"] != slots:
-        raise SystemExit(f"a slot leaked: {after['canopy_slots_free']} of {slots} are free")
+async def nothing_left(port):
+    after = await idle(port)
+    no_stream(after)
     return after["process_resident_memory_bytes"] / 1e6
 
 
@@ -241,14 +233,14 @@ async def batching(port, args, checks):
     for part in range(2):
         seeds = range(part * args.clients, (part + 1) * args.clients)
         await asyncio.gather(*(client(port, seed, args.requests // 2, references, checks, figures) for seed in seeds))
-        memory.append((await nothing_left(port, args.slots), device_memory()))
+        memory.append((await nothing_left(port), device_memory()))
     seconds = time.perf_counter() - started
     (host, device), (host_after, device_after) = memory
     if host_after > 1.1 * host or (device is not None and device_after > device + 64):
         raise SystemExit(f"memory grew in the second half: {memory} MB of the process and the device")
     long = await long_beside_short(port, checks, references)
     await within_a_schema(port)
-    await nothing_left(port, args.slots)
+    await nothing_left(port)
     return {
         "requests": args.clients * (args.requests // 2) * 2, "left": figures["left"], "seconds": round(seconds, 2),
         "tokens_per_second": round(figures["tokens"] / seconds, 1), "first_token": percentiles(figures["first"]),

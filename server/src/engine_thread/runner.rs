@@ -61,6 +61,8 @@ impl Runner {
     /// Waits for a command when idle, takes all that wait otherwise. False when every handle is gone.
     fn take_commands(&mut self) -> bool {
         if self.streams.is_empty() {
+            // The last step's deliveries may have cancelled streams since the load was told.
+            self.report_load();
             match self.inbox.blocking_recv() {
                 Some(command) => self.obey(command),
                 None => return false,

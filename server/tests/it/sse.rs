@@ -190,6 +190,21 @@ fn a_disconnect_frees_the_slot_within_a_step() {
     assert!(metrics.text().contains(r#"canopy_streams_total{reason="cancelled"} 1"#), "{}", metrics.text());
 }
 
+/// Nothing comes after the last reader has left during a step, and the metrics must not wait for it.
+#[test]
+fn an_idle_server_says_so_after_its_last_reader_left() {
+    let args = vec!["--slots", "1"];
+    let server = Server::start(&Setup { args, delay: Duration::from_millis(50), ..Setup::default() });
+    let endless = json!({"prompt": "x", "max_tokens": 150, "stream": true}).to_string();
+    let mut socket = server.open("POST", "/v1/completions", &endless);
+    socket.read_exact(&mut [0; 1]).unwrap();
+    let running = || get(&server.state, "/metrics").text().to_owned();
+    eventually("the stream runs", || running().contains("canopy_streams_running 1"));
+    drop(socket);
+    eventually("the place is free", || server.state.queue().in_flight() == 0);
+    eventually("no stream runs", || running().contains("canopy_streams_running 0"));
+}
+
 #[test]
 fn a_disconnect_frees_a_waiting_place_and_an_unstreamed_answer_too() {
     let args = vec!["--slots", "1", "--max-waiting", "2"];
