@@ -166,6 +166,18 @@ impl CacheRows<'_> {
     }
 
     /// What to copy, in rows of the pool as `[slots capacity, Hkv, D]`.
+    /// Every packed row's row of the pool, -1 for none.
+    pub(crate) fn destinations(&self, capacity: usize) -> Vec<i32> {
+        let mut to = vec![-1; self.cu_rows[self.slots.len()] as usize];
+        for span in self.spans(capacity) {
+            for row in 0..span.len {
+                to[span.from + row] = (span.to + row) as i32;
+            }
+        }
+        to
+    }
+
+    /// The launch for one dtype of the pools; of keys and values when a `pair` is given.
     fn spans(&self, capacity: usize) -> impl Iterator<Item = Span> {
         (0..self.slots.len()).filter(|&b| self.slots[b] >= 0).map(move |b| Span {
             from: self.cu_rows[b] as usize,
@@ -224,18 +236,6 @@ impl InplaceOp2 for CacheRows<'_> {
 
 #[cfg(feature = "cuda")]
 impl CacheRows<'_> {
-    /// Every packed row's row of the pool, -1 for none.
-    pub(crate) fn destinations(&self, capacity: usize) -> Vec<i32> {
-        let mut to = vec![-1; self.cu_rows[self.slots.len()] as usize];
-        for span in self.spans(capacity) {
-            for row in 0..span.len {
-                to[span.from + row] = (span.to + row) as i32;
-            }
-        }
-        to
-    }
-
-    /// The launch for one dtype of the pools; of keys and values when a `pair` is given.
     fn launch<T: Pooled>(
         &self,
         cache: (&mut CudaStorage, &Layout),
@@ -248,8 +248,8 @@ impl CacheRows<'_> {
         };
         let width = kv_heads * head_dim;
         let (host, stream) = (self.destinations(capacity), device.cuda_stream());
-        let on_device = cuda::lists::on_device(device, &host)?;
-        let to = Destinations { host: &host, on_device: &on_device.slice(..host.len()) };
+        let on_device = cuda::lists::on_device(device, crate::List::Destinations, &host)?;
+        let to = Destinations { host: &host, on_device: &on_device.first(host.len()) };
         let rows = cuda::glue::rows(arg(APPEND, "rows"), rows.0, rows.1)?;
         let mut pool = cuda::view_mut::<T>(arg(APPEND, "cache"), cache.0, cache.1)?;
         match pair {

@@ -130,9 +130,9 @@ impl KvCompact<'_> {
         sizes: &Sizes,
     ) -> Result<()> {
         let device = cache.device().clone();
-        let lens = crate::cuda::lists::on_device(&device, self.prefix_lens)?;
+        let lens = crate::cuda::lists::on_device(&device, crate::List::Lens, self.prefix_lens)?;
         let (paths, on_device) = (self.paths.host(), self.paths.on_device(COMPACT)?);
-        let lens = lens.slice(..self.prefix_lens.len());
+        let lens = lens.first(self.prefix_lens.len());
         let all = crate::cuda::view_mut::<T>(arg(COMPACT, "cache"), cache, layout)?;
         let mut pools = crate::cuda::layers(all, sizes.layer);
         let row = (sizes.width, sizes.capacity);

@@ -14,6 +14,7 @@ mod kv;
 mod linear;
 mod planes;
 mod prefill;
+mod recorded;
 mod slices;
 mod top_tokens;
 mod tree;
@@ -39,5 +40,6 @@ pub use glue::{
 pub use kv::{kv_compact, kv_compact_layers};
 pub use linear::PackedLinear;
 pub use prefill::{DeviceSequences, gdn_prefill};
+pub use recorded::{List, PassCounts, PassInputs, Passes, Placed, Ran, cast};
 pub use top_tokens::{most_top_tokens, top_tokens};
 pub use tree::{DevicePaths, DeviceTree};

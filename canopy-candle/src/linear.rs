@@ -226,11 +226,10 @@ impl PackedLinear {
             Weights::Rounded(_) => arg(OP, "weights")
                 .refuse(format_args!("exact ones for a lookup"), format_args!("rounded ones")),
             #[cfg(feature = "cuda")]
-            Weights::Cuda(weight) => {
-                let most = ids.iter().copied().max().unwrap_or(0);
-                Tensor::new(ids, &self.device)?
-                    .apply_op1_no_bwd(&crate::cuda::linear::Lookup { weight, most })
-            }
+            Weights::Cuda(weight) => match &self.device {
+                Device::Cuda(device) => weight.lookup(ids, device),
+                _ => arg(OP, "weights").refuse(format_args!("a device's"), format_args!("another's")),
+            },
             Weights::Plain(parts) => {
                 let ids = Tensor::new(ids, &self.device)?;
                 Tensor::cat(parts, 0)?.index_select(&ids, 0)

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
-use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
+use canopy_kernels::cuda::{PathsLayout, PathsOnDevice, TreeOnDevice, Words};
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
 use crate::check::arg;
 #[cfg(feature = "cuda")]
-use crate::cuda::parts::Parts;
+use crate::cuda::parts::{BatchLayout, Parts};
 use crate::wrap::WrapKernelErr;
 
 /// A [`TreeBatch`] ready for a device's kernels.
@@ -29,10 +29,12 @@ pub struct DeviceTree {
     host: TreeBatch,
     device: Device,
     #[cfg(feature = "cuda")]
-    on_device: Option<Arc<TreeOnDevice>>,
-    #[cfg(feature = "cuda")]
-    parts: Option<Arc<Parts>>,
+    on_device: Option<Arc<OnDevice>>,
 }
+
+/// The whole batch, and its parts.
+#[cfg(feature = "cuda")]
+type OnDevice = (TreeOnDevice, Parts<TreeOnDevice>);
 
 impl DeviceTree {
     /// Copies what the device's kernels read.
@@ -43,12 +45,20 @@ impl DeviceTree {
         supported("device tree", device)?;
         Ok(Self {
             #[cfg(feature = "cuda")]
-            on_device: crate::cuda::upload(device, |stream| TreeOnDevice::new(stream, &batch))?,
-            #[cfg(feature = "cuda")]
-            parts: crate::cuda::upload(device, |stream| Parts::new(stream, &batch))?,
+            on_device: crate::cuda::upload(device, |stream| {
+                let mut words = Words::default();
+                let layout = BatchLayout::new(stream, &batch, &mut words)?;
+                Ok(layout.on(&words.upload(stream)?))
+            })?,
             host: batch,
             device: device.clone(),
         })
+    }
+
+    /// A tree whose lists are on the device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn placed(host: TreeBatch, device: &Device, on_device: OnDevice) -> Self {
+        Self { host, device: device.clone(), on_device: Some(Arc::new(on_device)) }
     }
 
     /// The trees themselves.
@@ -64,15 +74,16 @@ impl DeviceTree {
     /// What the kernels read.
     #[cfg(feature = "cuda")]
     pub(crate) fn on_device(&self, op: &'static str) -> Result<&TreeOnDevice> {
-        on_device(op, self.on_device.as_deref(), &self.device)
+        Ok(&on_device(op, self.on_device.as_deref(), &self.device)?.0)
     }
 
     /// The sequences that are solved and those that are walked as chains.
     #[cfg(feature = "cuda")]
     pub(crate) fn parts(&self, op: &'static str) -> Result<[Option<&TreeOnDevice>; 2]> {
-        Ok(match on_device(op, self.parts.as_deref(), &self.device)? {
-            Parts::Solved => [Some(self.on_device(op)?), None],
-            Parts::Walked => [None, Some(self.on_device(op)?)],
+        let (whole, parts) = on_device(op, self.on_device.as_deref(), &self.device)?;
+        Ok(match parts {
+            Parts::Solved => [Some(whole), None],
+            Parts::Walked => [None, Some(whole)],
             Parts::Both(parts) => parts.each_ref().map(Some),
         })
     }
@@ -111,10 +122,20 @@ impl DevicePaths {
         supported("device paths", device)?;
         Ok(Self {
             #[cfg(feature = "cuda")]
-            on_device: crate::cuda::upload(device, |stream| PathsOnDevice::new(stream, &paths))?,
+            on_device: crate::cuda::upload(device, |stream| {
+                let mut words = Words::default();
+                let layout = PathsLayout::new(&paths, &mut words);
+                Ok(layout.on(&words.upload(stream)?))
+            })?,
             host: paths,
             device: device.clone(),
         })
+    }
+
+    /// Paths whose lists are on the device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn placed(host: AcceptedPaths, device: &Device, on_device: PathsOnDevice) -> Self {
+        Self { host, device: device.clone(), on_device: Some(Arc::new(on_device)) }
     }
 
     /// The paths themselves.

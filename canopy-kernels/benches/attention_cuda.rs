@@ -134,8 +134,11 @@ impl Case {
         let dims = self.shape.dims;
         match self.shape.block {
             Some(mask) => {
-                let blocks =
-                    Blocks { block_size: self.shape.nodes, slots: batch.slots(), on_device: &tree.slots };
+                let blocks = Blocks {
+                    block_size: self.shape.nodes,
+                    slots: batch.slots(),
+                    on_device: tree.slots.first(batch.sequences()),
+                };
                 block_attention::launch::forward(stream, dims, blocks, mask, tile, buffers)?;
             }
             None => launch::verify_with(stream, dims, batch, tree, tile, buffers)?,

@@ -86,6 +86,8 @@ pub struct LoadOptions {
     pub device: String,
     /// Form of the delta rule; `None` takes the device's default: `Walk` on the CPU, one triangular solve on CUDA.
     pub variant: Option<Variant>,
+    /// Records passes that come again as CUDA graphs; the same bits in less time.
+    pub graphs: bool,
 }
 
 impl Default for LoadOptions {
@@ -101,6 +103,7 @@ impl Default for LoadOptions {
             offline: false,
             device: "cpu".into(),
             variant: None,
+            graphs: true,
         }
     }
 }
@@ -216,7 +219,8 @@ pub fn load_target(files: &ModelFiles, options: &LoadOptions) -> Result<Qwen35> 
     let usual = if device.is_cpu() { Variant::Walk } else { Variant::Solve(Solve::Forward) };
     let variant = options.variant.unwrap_or(usual);
     let rows = if options.bf16_rows(&device) { DType::BF16 } else { DType::F32 };
-    let model = ModelOptions { slots: options.slots, context_len, variant, rows, device };
+    let model =
+        ModelOptions { slots: options.slots, context_len, variant, rows, device, graphs: options.graphs };
     Qwen35::load(&weights(files, options, &model.device)?, config, model)
 }
 
@@ -272,6 +276,7 @@ pub fn load_drafter(files: &ModelFiles, target: &mut Qwen35, options: &LoadOptio
         slots: target.slots(),
         context_len: target.context_len(),
         device: device::parse(&options.device)?,
+        graphs: options.graphs,
     };
     let drafter = DFlash::load(&weights(files, options, &sizes.device)?, config, target.head(), sizes)?;
     target.set_taps(drafter.taps())?;

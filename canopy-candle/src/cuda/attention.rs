@@ -11,9 +11,9 @@ use half::bf16;
 
 use super::gdn::Source;
 use super::{lists, output, storage, view};
-use crate::DeviceTree;
 use crate::check::arg;
 use crate::wrap::WrapKernelErr;
+use crate::{DeviceTree, List};
 
 /// What both attentions read; shapes are checked.
 pub(crate) struct Operands<'a> {
@@ -38,8 +38,8 @@ impl Operands<'_> {
     pub(crate) fn blocks(&self, blocks: &DraftBlocks, mask: BlockMask) -> Result<(CudaStorage, Shape)> {
         let DraftBlocks { block_size, slots, context_lens } = blocks;
         let device = self.q.0.device();
-        let on_device = lists::on_device(device, slots)?;
-        let list = Blocks { block_size: *block_size, slots, on_device: &on_device };
+        let on_device = lists::on_device(device, List::Slots, slots)?;
+        let list = Blocks { block_size: *block_size, slots, on_device: on_device.first(slots.len()) };
         let scratch = block::scratch_len(self.dims, *block_size, slots.len());
         self.run(scratch, context_lens, |buffers| {
             block::forward(&device.cuda_stream(), self.dims, list, mask, None, buffers).wrap()
@@ -53,7 +53,7 @@ impl Operands<'_> {
         launch: impl FnOnce(AttentionBuffers<'_, bf16>) -> Result<()>,
     ) -> Result<(CudaStorage, Shape)> {
         let (device, shape) = (self.q.0.device(), self.q.1.shape());
-        let on_device = lists::on_device(device, lens)?;
+        let on_device = lists::on_device(device, List::Lens, lens)?;
         let mut scratch = output::<f32>(device, scratch)?;
         let mut out = output::<bf16>(device, shape.elem_count())?;
         launch(AttentionBuffers {
@@ -61,7 +61,7 @@ impl Operands<'_> {
             k_cache: self.view("k_cache", self.k)?,
             v_cache: self.view("v_cache", self.v)?,
             capacity: self.k.1.dims()[1],
-            lens: on_device.slice(..lens.len()),
+            lens: on_device.first(lens.len()),
             scratch: &mut scratch,
             out: out.slice_mut(..shape.elem_count()),
         })?;

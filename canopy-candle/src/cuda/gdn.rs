@@ -9,14 +9,14 @@ use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
 use candle_core::{CudaStorage, DType, Layout, Result, WithDType};
 use canopy_kernels::GdnDims;
 use canopy_kernels::cuda::{Kernels, TreeOnDevice};
-use canopy_kernels::tree_gdn::dispatch::{self, Design, Dtype, Query};
+use canopy_kernels::tree_gdn::dispatch::Design;
 use canopy_kernels::tree_gdn::fused::{self, FusedBuffers};
 use canopy_kernels::tree_gdn::launch::{self, Element, LayerTape, VerifyBuffers};
 use canopy_kernels::tree_gdn::{Solve, Variant};
 use canopy_kernels::tree_gdn_serial::launch::{self as serial, ChainBuffers, Pool};
 use half::bf16;
 
-use super::{output, view, view_mut};
+use super::{output, parts, view, view_mut};
 use crate::check::arg;
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
@@ -85,10 +85,8 @@ impl Verify<'_> {
 
     /// The dispatched design for the kept sequences of `tree`.
     fn design(&self, tree: &TreeOnDevice, walked: bool) -> Result<Design> {
-        let kernels = Kernels::on(self.qkv.0.device().cuda_stream().context()).wrap()?;
-        let kept = self.tree.host().trees().iter().zip(&tree.kept).filter(|&(_, &kept)| kept);
-        let trees = kept.map(|(tree, _)| tree);
-        dispatch::design(Query::new(kernels.sm(), Dtype::F32, self.dims, trees, walked)).wrap()
+        let stream = self.qkv.0.device().cuda_stream();
+        parts::design(&stream, self.dims, self.tree.host(), &tree.kept, walked).wrap()
     }
 
     fn fused(

@@ -3,10 +3,14 @@
 use std::sync::Mutex;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use candle_core::op::BackpropOp;
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor,
+};
 use canopy_kernels::linear::launch::{self, Rounding, WeightOnDevice, WeightShape};
 
-use super::{output, storage, view};
+use super::{lists, output, storage, view};
+use crate::List;
 use crate::check::{Arg, arg};
 use crate::planes;
 use crate::slices::Carried;
@@ -51,6 +55,21 @@ impl Weight {
         Ok(Self(Mutex::new(WeightOnDevice::random(&device.cuda_stream(), shape, seed, scale).wrap()?)))
     }
 
+    /// Rows of the stacked matrix by index, `[ids, in]` f32; `ids` are below the number of outputs.
+    pub(crate) fn lookup(&self, ids: &[u32], device: &CudaDevice) -> Result<Tensor> {
+        let most = ids.iter().copied().max().unwrap_or(0);
+        let list: Vec<i32> = ids.iter().map(|id| id.cast_signed()).collect();
+        let on_device = lists::on_device(device, List::Ids, &list)?;
+        let weight = self.lock();
+        let shape = (ids.len(), weight.shape().inputs());
+        let len = shape.0 * shape.1;
+        let mut y = output::<f32>(device, len)?;
+        launch::lookup(&device.cuda_stream(), &weight, on_device.bits(ids.len()), most, y.slice_mut(..len))
+            .wrap()?;
+        let (storage, shape) = storage(device, y, shape);
+        Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, WeightOnDevice> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -85,32 +104,5 @@ impl CustomOp1 for Product<'_> {
         launch::forward(&device.cuda_stream(), &mut weight, self.rounding, x, &mut scratch, &starts, y)
             .wrap()?;
         Ok(storage(device, pack, count))
-    }
-}
-
-/// Rows of the stacked matrix by index; `most` is the largest of the ids.
-pub(crate) struct Lookup<'a> {
-    pub weight: &'a Weight,
-    pub most: u32,
-}
-
-impl CustomOp1 for Lookup<'_> {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        arg(OP, "ids").cuda_only()
-    }
-
-    fn cuda_fwd(&self, ids: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let device = ids.device();
-        let ids = view::<u32>(arg(OP, "ids"), ids, layout)?;
-        let weight = self.weight.lock();
-        let (rows, inputs) = (ids.len(), weight.shape().inputs());
-        let mut y = output::<f32>(device, (rows * inputs).max(1))?;
-        launch::lookup(&device.cuda_stream(), &weight, ids, self.most, y.slice_mut(..rows * inputs))
-            .wrap()?;
-        Ok(storage(device, y, (rows, inputs)))
     }
 }

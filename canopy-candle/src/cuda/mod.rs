@@ -3,9 +3,13 @@
 pub(crate) mod attention;
 pub(crate) mod gdn;
 pub(crate) mod glue;
+pub(crate) mod graph;
+pub(crate) mod inputs;
 pub(crate) mod linear;
 pub(crate) mod lists;
+pub(crate) mod memory;
 pub(crate) mod parts;
+pub(crate) mod passes;
 
 use std::sync::Arc;
 
@@ -66,6 +70,9 @@ fn range<T: WithDType>(arg: Arg, storage: &CudaStorage, layout: &Layout) -> Resu
 
 /// An output that the kernel writes whole, of at least one element, since no device buffer is empty; where it is a pack, no view shows the gaps between its planes.
 pub(crate) fn output<T: DeviceRepr>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
+    if let Some(slice) = memory::take(device, len.max(1))? {
+        return Ok(slice);
+    }
     // SAFETY: the caller's kernel writes every element before anything reads one.
     unsafe { device.alloc::<T>(len.max(1)) }
 }

@@ -175,7 +175,7 @@ impl CustomOp2 for Rope<'_> {
         let k_norm = self.k_norm.cuda_values(arg(ROPE, "k_norm"))?;
         let inv_freq = self.inv_freq.cuda_values(arg(ROPE, "inv_freq"))?;
         let (rows, QkNormRope { dims, gated, eps, kind, .. }) = (self.positions.len(), self.op);
-        let positions = cuda::lists::on_device(device, self.positions)?;
+        let positions = cuda::lists::on_device(device, crate::List::Positions, self.positions)?;
         let lens = [rows * dims.q_width(), rows * dims.kv_width()];
         let mut pack = cuda::output::<f32>(device, planes::elem_count(&lens))?;
         let [q, k] = planes::ranges(lens);
@@ -187,7 +187,7 @@ impl CustomOp2 for Rope<'_> {
             q_norm: cuda::glue::norm(*kind, &q_norm, *eps),
             k_norm: cuda::glue::norm(*kind, &k_norm, *eps),
             inv_freq: &inv_freq,
-            positions: &positions.slice(..rows),
+            positions: &positions.first(rows),
         };
         let inputs = [q_proj.rows(), k_proj.rows()];
         launch::qk_norm_rope(&device.cuda_stream(), op, inputs, outs).wrap()?;

@@ -18,6 +18,8 @@ use canopy_kernels::glue::launch::{self, Destinations};
 use super::rope::{ROPE, Rope};
 use super::{QkNormRope, qk_norm_rope};
 #[cfg(feature = "cuda")]
+use crate::List;
+#[cfg(feature = "cuda")]
 use crate::append::Pooled;
 use crate::append::{CacheRows, kv_append_pair};
 #[cfg(feature = "cuda")]
@@ -131,17 +133,17 @@ impl RopeAppend<'_> {
         let q_norm = q_norm.cuda_values(arg(ROPE, "q_norm"))?;
         let k_norm = k_norm.cuda_values(arg(ROPE, "k_norm"))?;
         let host = self.rows.destinations(self.keys.dims()[1]);
-        let to = cuda::lists::on_device(device, &host)?;
-        let at = cuda::lists::on_device(device, positions)?;
+        let to = cuda::lists::on_device(device, List::Destinations, &host)?;
+        let at = cuda::lists::on_device(device, List::Positions, positions)?;
         let args = launch::QkNormRope {
             dims: op.dims,
             gated: op.gated,
             q_norm: cuda::glue::norm(op.kind, &q_norm, op.eps),
             k_norm: cuda::glue::norm(op.kind, &k_norm, op.eps),
             inv_freq: &inv_freq.cuda_values(arg(ROPE, "inv_freq"))?,
-            positions: &at.slice(..positions.len()),
+            positions: &at.first(positions.len()),
         };
-        let to = Destinations { host: &host, on_device: &to.slice(..host.len()) };
+        let to = Destinations { host: &host, on_device: &to.first(host.len()) };
         let inputs = inputs.map(RowsView::rows);
         launch::qk_norm_rope_append(&device.cuda_stream(), args, inputs, to, q, pools).wrap()
     }

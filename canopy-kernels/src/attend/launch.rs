@@ -9,8 +9,8 @@ use half::bf16;
 
 use super::ring::{self, Job};
 pub use super::tile::Tile;
-use crate::cuda::Kernels;
 use crate::cuda::early::Launch;
+use crate::cuda::{DeviceList, Kernels};
 use crate::error::{expect_len, expect_pool};
 use crate::{AttnDims, Error, Result};
 
@@ -73,9 +73,9 @@ pub(crate) struct Streams<'a> {
     /// Rows of every stream.
     pub counts: &'a [usize],
     /// `[B]` on the device.
-    pub slots: &'a CudaSlice<i32>,
+    pub slots: CudaView<'a, i32>,
     /// Draft trees: `[B + 1]`, `[N, 8]`, `[N]` on the device.
-    pub tree: Option<(&'a CudaSlice<i32>, &'a CudaSlice<u32>, &'a CudaSlice<i32>)>,
+    pub tree: Option<(&'a DeviceList<i32>, &'a DeviceList<u32>, &'a DeviceList<i32>)>,
     /// Draft blocks: rows of a block, window and causal mask.
     pub block: (usize, Option<usize>, bool),
 }
@@ -190,7 +190,7 @@ pub(crate) fn launch<Out: Output>(
             shared_mem_bytes: tile.shared(dims.head_dim) as u32,
         };
         let mut first = stream.launch_builder(&function);
-        first.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(streams.slots);
+        first.arg(&args).arg(&q).arg(&k_cache).arg(&v_cache).arg(&lens).arg(&streams.slots);
         match &streams.tree {
             Some((cu_nodes, mask, _)) => first.arg(*cu_nodes).arg(*mask),
             None => first.arg(&nowhere).arg(&nowhere),
@@ -206,10 +206,10 @@ pub(crate) fn launch<Out: Output>(
         shared_mem_bytes: 0,
     };
     let mut second = Launch::new(stream, op, "attend/merge", Out::MERGE[width])?;
-    second.value(&args).read(&q).read(&k_cache).read(&v_cache).read(&lens).read(streams.slots);
+    second.value(&args).read(&q).read(&k_cache).read(&v_cache).read(&lens).read(&streams.slots);
     match &streams.tree {
         Some((cu_nodes, mask, sequence)) => second.read(*cu_nodes).read(*mask).read(*sequence),
-        None => second.read(streams.slots).read(streams.slots).read(streams.slots),
+        None => second.read(&streams.slots).read(&streams.slots).read(&streams.slots),
     };
     second.write(&mut part_o).write(&mut part_ml).write(&mut out);
     // SAFETY: as above; every element of out is written. Before its wait the kernel reads lengths, slots and trees alone, which the launch

@@ -118,11 +118,11 @@ pub(super) fn launch(
     };
     let mut launch = Launch::of(stream, job.op, job.kernels, job.function.clone());
     launch.value(&job.args).value(&maps[0]).value(&maps[1]);
-    launch.read(q).read(keys).read(values).read(lens).read(streams.slots);
+    launch.read(q).read(keys).read(values).read(lens).read(&streams.slots);
     match &streams.tree {
         Some((cu_nodes, mask, _)) => launch.read(*cu_nodes).read(*mask),
         // blocks have no node arrays: the kernel does not read these places
-        None => launch.read(streams.slots).read(streams.slots),
+        None => launch.read(&streams.slots).read(&streams.slots),
     };
     launch.write(parts.0).write(parts.1);
     // SAFETY: lengths checked by the caller; lengths and slots that do not fit are left out by the kernel, which waits before it reads.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::{CudaStream, CudaView};
 
 use super::cpu::BlockMask;
 use crate::attend::launch::{self, Streams};
@@ -13,14 +13,14 @@ use crate::{AttnDims, Error, Result, check_slots};
 const MOST_ROWS: usize = 256;
 
 /// Draft blocks on a device: `slots` is the host's list, `on_device` the same `[B]` list there, which a captured call may see changed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Blocks<'a> {
     /// Rows of every block.
     pub block_size: usize,
     /// `[B]` pool slots, -1 = padding.
     pub slots: &'a [i32],
     /// `[B]`.
-    pub on_device: &'a CudaSlice<i32>,
+    pub on_device: CudaView<'a, i32>,
 }
 
 /// Elements of scratch that a call needs.

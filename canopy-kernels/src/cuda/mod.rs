@@ -3,8 +3,10 @@
 pub(crate) mod early;
 mod module;
 mod tree;
+mod words;
 
 #[cfg(feature = "controls")]
 pub(crate) use module::controls;
 pub use module::{BUILT_ARCHS, Kernels, has_driver};
-pub use tree::{PathsOnDevice, TreeOnDevice};
+pub use tree::{PathsLayout, PathsOnDevice, TreeLayout, TreeOnDevice};
+pub use words::{DeviceList, Place, Word, Words};

@@ -4,72 +4,78 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
 
+use super::words::{DeviceList, Place, Words};
 use crate::error::expect_len;
 use crate::tree_gdn::{Plan, Schedule};
-use crate::{AcceptedPaths, DraftTree, Error, Result, TreeBatch};
+use crate::{AcceptedPaths, DraftTree, Result, TreeBatch};
 
 /// Words of one node's ancestor mask: bits for [`crate::DraftTree::MAX_NODES`] nodes, the node itself included.
 pub const MASK_WORDS: usize = 8;
 
 /// A [`TreeBatch`] on a device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TreeOnDevice {
     /// `[N]` tree-local parents, -1 for a root.
-    pub parents: CudaSlice<i32>,
+    pub parents: DeviceList<i32>,
     /// `[N]` sequence of every row.
-    pub sequence: CudaSlice<i32>,
+    pub sequence: DeviceList<i32>,
     /// `[N, 8]` ancestors and self.
-    pub mask: CudaSlice<u32>,
+    pub mask: DeviceList<u32>,
     /// `[B + 1]`.
-    pub cu_nodes: CudaSlice<i32>,
+    pub cu_nodes: DeviceList<i32>,
     /// `[B]`, -1 = padding, -2 = another launch's: [`Self::part`].
-    pub slots: CudaSlice<i32>,
+    pub slots: DeviceList<i32>,
     /// Whether each sequence is this one's.
     pub kept: Vec<bool>,
     /// The plans of all trees, one after another ([`Plan::words`]).
-    pub plans: CudaSlice<u32>,
+    pub plans: DeviceList<u32>,
     /// `[B + 1]` first word of every plan.
-    pub plan_at: CudaSlice<i32>,
+    pub plan_at: DeviceList<i32>,
     /// Most nodes of one kept tree.
     pub most_nodes: usize,
-    /// Most path entries of one plan.
+    /// Path entries that every plan has at most.
     pub most_entries: usize,
-    /// Most words of one plan.
+    /// Words that every plan has at most.
     pub most_words: usize,
 }
 
-impl TreeOnDevice {
-    /// Copies what the kernels read; every tree is solved under [`Schedule::for_tree`].
-    pub fn new(stream: &Arc<CudaStream>, batch: &TreeBatch) -> Result<Self> {
-        Self::with_schedule(stream, batch, Schedule::for_tree)
+/// Where the lists of a [`TreeOnDevice`] lie among [`Words`], and all else that its launches depend on besides its batch's node counts:
+/// batches of one layout and the same counts are launched alike.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TreeLayout {
+    places: [Place; 7],
+    kept: Vec<bool>,
+    most_nodes: usize,
+    most_entries: usize,
+    most_words: usize,
+}
+
+/// `n` rounded up by at most a quarter and at most 255, so that trees of about one size share a layout.
+fn rounded_up(n: usize) -> usize {
+    n.next_multiple_of((n.next_power_of_two() / 4).clamp(16, 256))
+}
+
+impl TreeLayout {
+    /// Appends the lists of a batch; every tree is solved under [`Schedule::for_tree`].
+    pub fn new(batch: &TreeBatch, words: &mut Words) -> Self {
+        Self::with(batch, Schedule::for_tree, vec![true; batch.sequences()], words)
     }
 
-    /// Of every sequence b with `kept[b]`: the verify launches of `tree_gdn` and `tree_gdn_serial` leave the others' rows as they are, so that
-    /// two launches of different designs can share a batch.
+    /// [`Self::new`] of the sequences that [`TreeOnDevice::part`] keeps.
     ///
     /// # Errors
-    /// When `kept` has another length, or from the driver.
-    pub fn part(stream: &Arc<CudaStream>, batch: &TreeBatch, kept: &[bool]) -> Result<Self> {
+    /// When `kept` has another length.
+    pub fn part(batch: &TreeBatch, kept: &[bool], words: &mut Words) -> Result<Self> {
         expect_len("draft trees", "kept", &[batch.sequences()], kept.len())?;
-        Self::copy(stream, batch, Schedule::for_tree, kept.to_vec())
+        Ok(Self::with(batch, Schedule::for_tree, kept.to_vec(), words))
     }
 
-    /// [`Self::new`] under a schedule of the caller's choice.
-    pub fn with_schedule(
-        stream: &Arc<CudaStream>,
-        batch: &TreeBatch,
-        schedule: impl Fn(&DraftTree) -> Schedule,
-    ) -> Result<Self> {
-        Self::copy(stream, batch, schedule, vec![true; batch.sequences()])
-    }
-
-    fn copy(
-        stream: &Arc<CudaStream>,
+    fn with(
         batch: &TreeBatch,
         schedule: impl Fn(&DraftTree) -> Schedule,
         kept: Vec<bool>,
-    ) -> Result<Self> {
-        let driver = |source| Error::Driver { op: "draft trees", source };
+        words: &mut Words,
+    ) -> Self {
         let (mut parents, mut sequence, mut mask) = (Vec::new(), Vec::new(), Vec::<u32>::new());
         for (b, (_, tree, _)) in batch.iter().enumerate() {
             let first = mask.len();
@@ -89,53 +95,124 @@ impl TreeOnDevice {
             own().map(|(tree, &kept)| kept.then(|| Plan::new(tree, schedule(tree)))).collect();
         let words_of = |plan: &Option<Plan>| plan.as_ref().map_or(0, |plan| plan.words().len());
         let slot = |(&slot, &kept): (&i32, &bool)| if kept { slot } else { -2 };
-        let slots: Vec<i32> = batch.slots().iter().zip(&kept).map(slot).collect();
         let mut plan_at = vec![0i32];
         plan_at.extend(plans.iter().scan(0, |at, plan| {
             *at += words_of(plan) as i32;
             Some(*at)
         }));
-        let words: Vec<u32> = plans.iter().flatten().flat_map(|plan| plan.words().iter().copied()).collect();
-        let words = if words.is_empty() { vec![0] } else { words };
-        Ok(Self {
-            plans: stream.clone_htod(&words).map_err(driver)?,
-            plan_at: stream.clone_htod(&plan_at).map_err(driver)?,
+        let plan_words: usize = plans.iter().map(words_of).sum();
+        let (rows, sequences) = (batch.rows(), batch.sequences());
+        let places = [
+            words.push(parents, rows),
+            words.push(sequence, rows),
+            words.push(mask, rows * MASK_WORDS),
+            words.push(batch.cu_nodes().iter().copied(), sequences + 1),
+            words.push(batch.slots().iter().zip(&kept).map(slot), sequences),
+            words.push(plan_at, sequences + 1),
+            words.push(
+                plans.iter().flatten().flat_map(|plan| plan.words().iter().copied()),
+                rounded_up(plan_words),
+            ),
+        ];
+        Self {
+            places,
             most_nodes: own().filter(|&(_, &kept)| kept).map(|(tree, _)| tree.len()).max().unwrap_or(0),
-            most_entries: plans.iter().flatten().map(Plan::entries).max().unwrap_or(0),
-            most_words: plans.iter().map(words_of).max().unwrap_or(0),
-            parents: stream.clone_htod(&parents).map_err(driver)?,
-            sequence: stream.clone_htod(&sequence).map_err(driver)?,
-            mask: stream.clone_htod(&mask).map_err(driver)?,
-            cu_nodes: stream.clone_htod(batch.cu_nodes()).map_err(driver)?,
-            slots: stream.clone_htod(&slots).map_err(driver)?,
+            most_entries: rounded_up(plans.iter().flatten().map(Plan::entries).max().unwrap_or(0)),
+            most_words: rounded_up(plans.iter().map(words_of).max().unwrap_or(0)),
             kept,
-        })
+        }
+    }
+
+    /// The lists in an upload of the words.
+    pub fn on(&self, upload: &Arc<CudaSlice<u32>>) -> TreeOnDevice {
+        let [parents, sequence, mask, cu_nodes, slots, plan_at, plans] = self.places.clone();
+        TreeOnDevice {
+            parents: DeviceList::new(upload, parents),
+            sequence: DeviceList::new(upload, sequence),
+            mask: DeviceList::new(upload, mask),
+            cu_nodes: DeviceList::new(upload, cu_nodes),
+            slots: DeviceList::new(upload, slots),
+            kept: self.kept.clone(),
+            plans: DeviceList::new(upload, plans),
+            plan_at: DeviceList::new(upload, plan_at),
+            most_nodes: self.most_nodes,
+            most_entries: self.most_entries,
+            most_words: self.most_words,
+        }
+    }
+}
+
+impl TreeOnDevice {
+    /// Copies what the kernels read; every tree is solved under [`Schedule::for_tree`].
+    pub fn new(stream: &Arc<CudaStream>, batch: &TreeBatch) -> Result<Self> {
+        Self::with_schedule(stream, batch, Schedule::for_tree)
+    }
+
+    /// Of every sequence b with `kept[b]`: the verify launches of `tree_gdn` and `tree_gdn_serial` leave the others' rows as they are, so that
+    /// two launches of different designs can share a batch.
+    ///
+    /// # Errors
+    /// When `kept` has another length, or from the driver.
+    pub fn part(stream: &Arc<CudaStream>, batch: &TreeBatch, kept: &[bool]) -> Result<Self> {
+        let mut words = Words::default();
+        let layout = TreeLayout::part(batch, kept, &mut words)?;
+        Ok(layout.on(&words.upload(stream)?))
+    }
+
+    /// [`Self::new`] under a schedule of the caller's choice.
+    pub fn with_schedule(
+        stream: &Arc<CudaStream>,
+        batch: &TreeBatch,
+        schedule: impl Fn(&DraftTree) -> Schedule,
+    ) -> Result<Self> {
+        let mut words = Words::default();
+        let layout = TreeLayout::with(batch, schedule, vec![true; batch.sequences()], &mut words);
+        Ok(layout.on(&words.upload(stream)?))
     }
 }
 
 /// [`AcceptedPaths`] on a device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PathsOnDevice {
     /// Packed rows of all paths.
-    pub rows: CudaSlice<i32>,
+    pub rows: DeviceList<i32>,
     /// `[B + 1]`.
-    pub cu_rows: CudaSlice<i32>,
+    pub cu_rows: DeviceList<i32>,
     /// `[B]`, -1 = padding.
-    pub slots: CudaSlice<i32>,
+    pub slots: DeviceList<i32>,
     /// `[B + 1]` first packed row of every tree.
-    pub cu_nodes: CudaSlice<i32>,
+    pub cu_nodes: DeviceList<i32>,
+}
+
+/// Where the lists of a [`PathsOnDevice`] lie among [`Words`]; paths of one layout are launched alike, whatever their lengths.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PathsLayout([Place; 4]);
+
+impl PathsLayout {
+    /// Appends the lists of accepted paths, with room for every row of their batch.
+    pub fn new(paths: &AcceptedPaths, words: &mut Words) -> Self {
+        let most = paths.cu_nodes().last().map_or(0, |&rows| rows as usize);
+        let mut push = |list: &[i32], room| words.push(list.iter().copied(), room);
+        Self([
+            push(paths.rows(), most),
+            push(paths.cu_rows(), paths.cu_rows().len()),
+            push(paths.slots(), paths.slots().len()),
+            push(paths.cu_nodes(), paths.cu_nodes().len()),
+        ])
+    }
+
+    /// The lists in an upload of the words.
+    pub fn on(&self, upload: &Arc<CudaSlice<u32>>) -> PathsOnDevice {
+        let [rows, cu_rows, slots, cu_nodes] = self.0.clone().map(|place| DeviceList::new(upload, place));
+        PathsOnDevice { rows, cu_rows, slots, cu_nodes }
+    }
 }
 
 impl PathsOnDevice {
     /// Copies what the kernels read.
     pub fn new(stream: &Arc<CudaStream>, paths: &AcceptedPaths) -> Result<Self> {
-        let driver = |source| Error::Driver { op: "accepted paths", source };
-        let rows = if paths.rows().is_empty() { &[0][..] } else { paths.rows() };
-        Ok(Self {
-            rows: stream.clone_htod(rows).map_err(driver)?,
-            cu_rows: stream.clone_htod(paths.cu_rows()).map_err(driver)?,
-            slots: stream.clone_htod(paths.slots()).map_err(driver)?,
-            cu_nodes: stream.clone_htod(paths.cu_nodes()).map_err(driver)?,
-        })
+        let mut words = Words::default();
+        let layout = PathsLayout::new(paths, &mut words);
+        Ok(layout.on(&words.upload(stream)?))
     }
 }

@@ -47,7 +47,7 @@ pub fn verify_with<Out: Output>(
     let streams = Streams {
         op: OP,
         counts: &counts,
-        slots: &tree.slots,
+        slots: tree.slots.first(batch.sequences()),
         tree: Some((&tree.cu_nodes, &tree.mask, &tree.sequence)),
         block: (0, None, false),
     };

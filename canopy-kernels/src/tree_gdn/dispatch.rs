@@ -16,7 +16,7 @@ const OP: &str = "tree-gdn-dispatch";
 const MEASURED_HEADS: usize = 32;
 
 /// One way to verify a batch on CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Design {
     /// Two launches, f32 throughout, any rows.
     Split,

@@ -13,7 +13,7 @@ const BAND: usize = 16;
 const TO_END: u32 = 0xffff;
 
 /// How the triangular system is walked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// One step a level: `depth + 1` steps.
     Levels,

@@ -60,7 +60,7 @@ impl Scene {
             scratch: &mut scratch,
             out: out.slice_mut(GUARD..end),
         };
-        let blocks = Blocks { block_size: *block_size, slots, on_device: &on_device };
+        let blocks = Blocks { block_size: *block_size, slots, on_device: on_device.as_view() };
         launch::forward(stream, pools.dims, blocks, *mask, tile, buffers).map_err(text)?;
         let all: Vec<f32> = stream.clone_dtoh(&out).map_err(text)?.into_iter().map(Kind::widen).collect();
         if all[..GUARD].iter().chain(&all[end..]).any(|x| !x.is_nan()) {

@@ -12,18 +12,20 @@
 //! the block's own are written behind them and overwritten by the next rows. Every step works row by row or within
 //! one stream, so a stream's logits do not depend on the other streams of a call.
 
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{NormKind, PackedLinear, rms_norm};
+use canopy_candle::{List, NormKind, PackedLinear, PassCounts, PassInputs, Passes, rms_norm};
 use canopy_kernels::Error as KernelError;
 
 use super::dflash_cache::{CacheSize, ContextCache};
 use super::dflash_layer::{Block, DFlashLayer, Kept, keep};
 use super::{DraftRequest, Drafter};
 use crate::config::DraftConfig;
-use crate::model::SharedHead;
+use crate::model::{SharedHead, run_pass, run_recorded};
 use crate::target::Snapshot;
 use crate::weights::Weights;
-use crate::{Error, Result, pool};
+use crate::{Error, Result};
 
 /// Sees the block rows after every layer.
 type Observer<'a> = &'a mut dyn FnMut(usize, &Tensor);
@@ -40,7 +42,12 @@ pub struct DraftOptions {
     pub context_len: usize,
     /// Where the drafter runs.
     pub device: Device,
+    /// Records blocks of one shape as CUDA graphs. The bits are the same without.
+    pub graphs: bool,
 }
+
+/// Recordings of blocks that are kept.
+const RECORDINGS: usize = 24;
 
 /// Everything that a block runs through but its last norm.
 #[derive(Debug)]
@@ -67,6 +74,8 @@ pub struct DFlash {
     hidden_norm: Tensor,
     norm: Tensor,
     cache: ContextCache,
+    /// Blocks through the layers and the final norm.
+    blocks: Mutex<Passes<Tensor>>,
 }
 
 impl DFlash {
@@ -112,8 +121,18 @@ impl DFlash {
             rounded: exact.rounded()?,
             exact,
             cache: ContextCache::new(size, config.attn, device)?,
+            blocks: Mutex::new(if options.graphs {
+                Passes::recorded(device, RECORDINGS)?
+            } else {
+                Passes::plain()
+            }),
             config,
         })
+    }
+
+    /// How blocks ran.
+    pub fn pass_counts(&self) -> PassCounts {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).counts()
     }
 
     /// The configuration it was loaded with.
@@ -141,14 +160,14 @@ impl DFlash {
         requests: &[DraftRequest],
         observe: Observer<'_>,
     ) -> Result<Vec<Tensor>> {
-        self.run(&self.exact, requests, self.config.block_size, Some(observe))
+        self.run(false, requests, self.config.block_size, Some(observe))
     }
 
-    /// Blocks of `rows` rows. With an observer the last layer computes and shows every row, otherwise the wanted ones
-    /// alone.
+    /// Blocks of `rows` rows. With an observer, and on a device, where a recording serves any horizons, the last layer computes every row,
+    /// otherwise the wanted ones alone.
     fn run(
         &self,
-        products: &Products,
+        quick: bool,
         requests: &[DraftRequest],
         rows: usize,
         observe: Option<Observer<'_>>,
@@ -158,10 +177,34 @@ impl DFlash {
         if wanted.is_empty() {
             return self.split(requests, None);
         }
+        let products = if quick { &self.rounded } else { &self.exact };
         let kept = Some(wanted.as_slice());
+        let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
+        let (places, blocks) = self.cache.place_blocks(&slots, rows)?;
+        let positions = places.positions();
+        let block = Block { rows: &places, blocks: &blocks, positions: &positions };
+        let masks = std::iter::repeat_n(self.config.mask_token, rows - 1);
+        let tokens: Vec<u32> =
+            requests.iter().flat_map(|request| std::iter::once(request.root).chain(masks.clone())).collect();
+        products.head.check_ids(&tokens)?;
         let normed = match observe {
-            Some(observe) => keep(self.block(products, requests, rows, (None, observe))?, kept)?,
-            None => self.block(products, requests, rows, (kept, &mut |_, _| {}))?,
+            Some(observe) => keep(self.block(products, &block, &tokens, (None, observe))?, kept)?,
+            None if self.norm.device().is_cpu() => {
+                self.block(products, &block, &tokens, (kept, &mut |_, _| {}))?
+            }
+            None => {
+                let inputs = PassInputs::new(self.norm.device())
+                    .with_ids(&tokens)
+                    .with_list(List::Positions, &positions)
+                    .with_list(List::Lens, &blocks.context_lens)
+                    .with_list(List::Slots, &blocks.slots)
+                    .with_destinations(places.cache_rows(), self.cache.capacity())
+                    .tagged([quick.into(), rows as u64]);
+                let ran = run_recorded(Some(&self.blocks), &inputs, |_| {
+                    self.block(products, &block, &tokens, (None, &mut |_, _| {}))
+                })?;
+                keep(ran.value.as_ref().clone(), kept)?
+            }
         };
         self.split(requests, Some(products.head.logits(&normed)?))
     }
@@ -197,24 +240,17 @@ impl DFlash {
         Ok(())
     }
 
-    /// The block rows of all requests through all layers and the final norm, `[requests * block_rows, hidden]`; the
+    /// The block rows of all requests, their roots and masks, through all layers and the final norm, `[requests * block_rows, hidden]`; the
     /// last layer's of the `kept` rows alone.
     fn block(
         &self,
         products: &Products,
-        requests: &[DraftRequest],
-        block_rows: usize,
+        block: &Block<'_>,
+        tokens: &[u32],
         (kept, observe): (Kept<'_>, Observer<'_>),
     ) -> Result<Tensor> {
-        let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
-        let (rows, blocks) = self.cache.place_blocks(&slots, block_rows)?;
-        let positions = rows.positions();
-        let masks = std::iter::repeat_n(self.config.mask_token, block_rows - 1);
-        let tokens: Vec<u32> =
-            requests.iter().flat_map(|request| std::iter::once(request.root).chain(masks.clone())).collect();
-        let block = Block { rows: &rows, blocks: &blocks, positions: &positions };
         let Products { layers, head } = products;
-        let mut stream = head.embed(&tokens)?;
+        let mut stream = head.embed(tokens)?;
         let mut normed = rms_norm(&stream, &layers[0].input_norm, self.eps(), NormKind::Plain)?;
         for (index, layer) in layers.iter().enumerate() {
             let (next_norm, kept) = match layers.get(index + 1) {
@@ -222,7 +258,7 @@ impl DFlash {
                 None => (&self.norm, kept),
             };
             let pool = self.cache.pool(index);
-            (stream, normed) = layer.forward(pool, &block, (&stream, &normed), kept, next_norm)?;
+            (stream, normed) = layer.forward(pool, block, (&stream, &normed), kept, next_norm)?;
             observe(index, &stream);
         }
         Ok(normed)
@@ -283,12 +319,17 @@ impl Drafter for DFlash {
         if got == 0 {
             return Ok(());
         }
-        pool::run(|| {
-            let context = self.context_features(features)?;
-            let positions = rows.positions();
-            let mut layers = self.exact.layers.iter().enumerate();
-            layers.try_for_each(|(index, layer)| {
-                layer.extend(self.cache.pool(index), &rows, &positions, &context)
+        let positions = rows.positions();
+        let inputs = PassInputs::new(self.norm.device())
+            .with_list(List::Positions, &positions)
+            .with_destinations(rows.cache_rows(), self.cache.capacity());
+        run_pass(self.norm.device(), || {
+            run_recorded(None, &inputs, |_| {
+                let context = self.context_features(features)?;
+                let mut layers = self.exact.layers.iter().enumerate();
+                layers.try_for_each(|(index, layer)| {
+                    layer.extend(self.cache.pool(index), &rows, &positions, &context)
+                })
             })
         })?;
         self.cache.advance(&rows);
@@ -300,11 +341,11 @@ impl Drafter for DFlash {
     }
 
     fn draft_rows(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
-        pool::run(|| self.run(&self.exact, requests, rows, None))
+        run_pass(self.norm.device(), || self.run(false, requests, rows, None))
     }
 
     fn draft_quickly(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
-        pool::run(|| self.run(&self.rounded, requests, rows, None))
+        run_pass(self.norm.device(), || self.run(true, requests, rows, None))
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

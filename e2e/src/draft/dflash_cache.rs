@@ -124,6 +124,11 @@ impl ContextCache {
         Ok((rows, DraftBlocks { block_size: block_rows, slots, context_lens }))
     }
 
+    /// Rows of a slot in every pool.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// The pool of a layer.
     pub(super) fn pool(&self, layer: usize) -> &KvPool {
         &self.pools[layer]

@@ -54,13 +54,13 @@ impl GatedAttention {
     }
 
     /// `x` `[N, hidden]`, normed -> `[N, hidden]`. Writes this round's keys and values after the committed ones.
-    pub(super) fn verify(&self, round: &Round, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn verify(&self, round: &Round<'_>, x: &Tensor) -> Result<Tensor> {
         let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.forward(x)?)?;
         let batch = round.tree.host();
-        let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: &round.prefix_lens };
-        let q = self.pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], &round.positions, rows)?;
+        let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: round.prefix_lens };
+        let q = self.pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], round.positions, rows)?;
         let (keys, values) = (&self.pool.keys, &self.pool.values);
-        let out = tree_attention(&round.tree, self.dims, &round.prefix_lens, &q, keys, values)?;
+        let out = tree_attention(round.tree, self.dims, round.prefix_lens, &q, keys, values)?;
         let out = match self.rope.gated {
             true => attn_gate(self.dims, &out, &q_proj)?,
             false => out.flatten_from(1)?.to_dtype(q_proj.dtype())?,

@@ -69,11 +69,16 @@ impl GatedDeltaNet {
     }
 
     /// `x` `[N, hidden]`, normed -> `[N, hidden]` and the tape. No state is written.
-    pub(super) fn verify(&self, round: &Round, variant: Variant, x: &Tensor) -> Result<(Tensor, Tape)> {
+    pub(super) fn verify(
+        &self,
+        round: &Round<'_>,
+        variant: Variant,
+        x: &Tensor,
+    ) -> Result<(Tensor, Tape)> {
         let [raw, z, ab] = super::outputs(self.in_proj.forward(x)?)?;
         let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
-        let qkv = tree_conv_to(&round.tree, &raw, &self.conv, &self.pool.conv_state, self.rows)?;
-        let verified = tree_gdn_verify(&round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
+        let qkv = tree_conv_to(round.tree, &raw, &self.conv, &self.pool.conv_state, self.rows)?;
+        let verified = tree_gdn_verify(round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
         let y = gated_rms_norm(&verified.o, &z, &self.norm, self.eps)?;
         Ok((self.out_proj.forward_one(&y)?, Tape { raw, qkv, gates, verified }))
     }

@@ -55,11 +55,20 @@ impl SharedHead {
     /// # Errors
     /// [`Error::Request`] naming `tokens` for an id outside the vocabulary.
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        self.check_ids(ids)?;
+        Ok(self.table.lookup(ids)?)
+    }
+
+    /// Checks that every id is in the vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Request`] naming `tokens` for one that is not.
+    pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
             let expected = format!("token ids below the vocabulary's {}", self.vocab_size);
             return Err(Error::Request { field: "tokens", expected, got: id.to_string() });
         }
-        Ok(self.table.lookup(ids)?)
+        Ok(())
     }
 
     /// Logits `[rows, vocab]` of rows that have been through a final norm, `[rows, hidden]`.

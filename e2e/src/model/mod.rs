@@ -11,19 +11,43 @@ mod verify;
 pub use head::SharedHead;
 pub use qwen35::{ModelOptions, Qwen35};
 
-use candle_core::Tensor;
-use canopy_candle::DeviceTree;
+use std::sync::Mutex;
 
-use crate::Result;
+use candle_core::{Device, Tensor};
+use canopy_candle::{DeviceTree, PassInputs, Passes, Placed, Ran};
+
+use crate::{Result, pool};
 
 /// What every layer of one verify pass reads.
 #[derive(Debug)]
-struct Round {
-    tree: DeviceTree,
+struct Round<'a> {
+    tree: &'a DeviceTree,
     /// Absolute position of every packed row: committed length + depth.
-    positions: Vec<i32>,
+    positions: &'a [i32],
     /// Committed length of every sequence.
-    prefix_lens: Vec<i32>,
+    prefix_lens: &'a [i32],
+}
+
+/// Runs a pass where its device wants it: the CPU's in the thread pool, another device's in the caller's thread, which has only launches to
+/// make.
+pub(crate) fn run_pass<T: Send>(device: &Device, work: impl FnOnce() -> T + Send) -> T {
+    if device.is_cpu() { pool::run(work) } else { work() }
+}
+
+/// Runs a pass through `passes`, or without a recording.
+pub(crate) fn run_recorded<T>(
+    passes: Option<&Mutex<Passes<T>>>,
+    inputs: &PassInputs,
+    work: impl Fn(&Placed) -> Result<T>,
+) -> Result<Ran<T>> {
+    let ran = match passes {
+        Some(passes) => qwen35::lock(passes).run(inputs, work)?,
+        None => Passes::plain().run(inputs, work)?,
+    };
+    if let Some(reason) = &ran.refused {
+        tracing::warn!(reason, "a pass could not be recorded as a CUDA graph and runs kernel by kernel");
+    }
+    Ok(ran)
 }
 
 /// The outputs of a packed product as an array.

@@ -1,12 +1,14 @@
 //! The model: loading, and what belongs to a slot.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{ConvDims, DraftTree, NormKind, Variant, rms_norm};
+use canopy_candle::{ConvDims, DraftTree, NormKind, PassCounts, Passes, Variant, rms_norm};
 
 use super::attention::GatedAttention;
 use super::gated_delta_net::GatedDeltaNet;
 use super::mlp::Mlp;
-use super::verify::Pending;
+use super::verify::{Pass, Pending};
 use super::{Round, SharedHead};
 use crate::cache::{KvPools, RecurrentPools};
 use crate::config::{LayerKind, TargetConfig};
@@ -29,6 +31,15 @@ pub struct ModelOptions {
     pub rows: DType,
     /// Where the model runs.
     pub device: Device,
+    /// Records passes that come again as CUDA graphs. The bits are the same without.
+    pub graphs: bool,
+}
+
+impl ModelOptions {
+    /// Rows of a slot in the pools of keys and values.
+    pub(super) fn capacity(&self) -> usize {
+        self.context_len + DraftTree::MAX_NODES
+    }
 }
 
 #[derive(Debug)]
@@ -62,7 +73,13 @@ pub struct Qwen35 {
     /// Changes of each slot's committed state; a commit belongs to the state that its verify saw.
     pub(super) epochs: Vec<u64>,
     pub(super) pending: Option<Pending>,
+    pub(super) passes: Mutex<Passes<Pass>>,
+    /// Commits of recorded passes.
+    pub(super) commits: Mutex<Passes<()>>,
 }
+
+/// Recordings of each kind that are kept.
+const RECORDINGS: usize = 48;
 
 /// One slot's states, saved.
 #[derive(Debug)]
@@ -83,7 +100,7 @@ impl Qwen35 {
         let is_gdn = |kind: &&LayerKind| matches!(kind, LayerKind::GatedDeltaNet);
         let recurrent = config.layers.iter().filter(is_gdn).count();
         let kv_dtype = if device.is_cpu() { DType::F32 } else { DType::BF16 };
-        let sizes = (options.slots, options.context_len + DraftTree::MAX_NODES);
+        let sizes = (options.slots, options.capacity());
         let kv = KvPools::new(config.layers.len() - recurrent, sizes, config.attn, kv_dtype, device)?;
         let recurrent = RecurrentPools::new(recurrent, options.slots, config.gdn, device)?;
         let mut layers = Vec::with_capacity(config.layers.len());
@@ -117,6 +134,8 @@ impl Qwen35 {
             committed: vec![0; options.slots],
             epochs: vec![0; options.slots],
             pending: None,
+            passes: Mutex::new(recorded(&options)?),
+            commits: Mutex::new(recorded(&options)?),
             config,
             options,
         })
@@ -125,6 +144,13 @@ impl Qwen35 {
     /// The configuration it was loaded with.
     pub fn config(&self) -> &TargetConfig {
         &self.config
+    }
+
+    /// How verify passes and commits ran.
+    pub fn pass_counts(&self) -> PassCounts {
+        let mut counts = lock(&self.passes).counts();
+        counts += lock(&self.commits).counts();
+        counts
     }
 
     /// A handle to the embedding table and the head.
@@ -228,7 +254,7 @@ impl Layer {
 
     pub(super) fn verify_mixer(
         &self,
-        round: &Round,
+        round: &Round<'_>,
         variant: Variant,
         x: &Tensor,
     ) -> Result<(Tensor, Option<super::gated_delta_net::Tape>)> {
@@ -237,6 +263,15 @@ impl Layer {
             Mixer::Attention(mixer) => Ok((mixer.verify(round, x)?, None)),
         }
     }
+}
+
+fn recorded<T>(options: &ModelOptions) -> Result<Passes<T>> {
+    if options.graphs { Ok(Passes::recorded(&options.device, RECORDINGS)?) } else { Ok(Passes::plain()) }
+}
+
+/// What a mutex holds; a pass that panicked has left nothing half done in it.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn check_options(options: &ModelOptions) -> Result<()> {

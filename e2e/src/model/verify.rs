@@ -1,29 +1,44 @@
 //! One round: verify packed trees, then commit their accepted paths.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
-use canopy_candle::{AcceptedPaths, DevicePaths, DeviceTree, NormKind, TreeBatch, add_rms_norm, rms_norm};
+use canopy_candle::{
+    AcceptedPaths, CacheRows, List, NormKind, PassInputs, Ran, TreeBatch, add_rms_norm, rms_norm,
+};
 
 use super::gated_delta_net::Tape;
-use super::{Qwen35, Round};
+use super::qwen35::lock;
+use super::{Qwen35, Round, run_pass, run_recorded};
 use crate::target::{LogitRows, Snapshot, Target, Verified, VerifyStream};
-use crate::{Error, Result, pool};
+use crate::{Error, Result};
 
-/// What a verify pass leaves for its commit; one tape per Gated DeltaNet layer.
+/// What a verify pass leaves for its commit.
 #[derive(Debug)]
 pub(super) struct Pending {
-    round: Round,
+    batch: TreeBatch,
+    /// Committed length of every sequence.
+    prefix_lens: Vec<i32>,
     /// Epoch of every sequence's slot.
     epochs: Vec<u64>,
+    pass: Arc<Pass>,
+    /// Which recording the pass is.
+    recording: Option<u64>,
+}
+
+/// What a pass through the layers gives.
+#[derive(Debug)]
+pub(super) struct Pass {
+    /// Output of the last layer's residual stream, through the final norm.
+    normed: Tensor,
+    /// Outputs of the tap layers.
+    tapped: Vec<Tensor>,
+    /// One per Gated DeltaNet layer.
     tapes: Vec<Option<Tape>>,
 }
 
-/// What runs through the layers.
-struct Pass {
-    /// Output of the last layer's residual stream, through the final norm.
-    normed: Tensor,
-    features: Option<Tensor>,
-    tapes: Vec<Option<Tape>>,
-}
+/// Most rows of a pass that is recorded: larger ones are prompts, whose lengths vary and whose launches hide behind their kernels.
+const MOST_RECORDED_ROWS: usize = 128;
 
 impl Qwen35 {
     fn check_streams(&self, streams: &[VerifyStream]) -> Result<()> {
@@ -50,22 +65,7 @@ impl Qwen35 {
         Ok(())
     }
 
-    fn round(&self, streams: &[VerifyStream]) -> Result<Round> {
-        let slots = streams.iter().map(|stream| stream.slot as i32).collect();
-        let batch = TreeBatch::new(streams.iter().map(|stream| stream.tree.clone()).collect(), slots)?;
-        let prefix = |stream: &VerifyStream| self.committed[stream.slot] as i32;
-        let positions = streams.iter().flat_map(|stream| {
-            let start = prefix(stream);
-            stream.tree.depths().iter().map(move |&depth| start + depth as i32)
-        });
-        Ok(Round {
-            positions: positions.collect(),
-            prefix_lens: streams.iter().map(prefix).collect(),
-            tree: DeviceTree::new(batch, &self.options.device)?,
-        })
-    }
-
-    fn pass(&self, round: &Round, tokens: &[u32]) -> Result<Pass> {
+    fn pass(&self, round: &Round<'_>, tokens: &[u32]) -> Result<Pass> {
         let (eps, kind) = (self.config.rms_norm_eps as f32, NormKind::UnitOffset);
         let mut tapped = vec![None; self.taps.len()];
         let mut tap = |layer: usize, stream: &Tensor| {
@@ -84,23 +84,18 @@ impl Qwen35 {
             (stream, normed) = add_rms_norm(&layer.mlp.forward(&normed)?, &stream, next_norm, eps, kind)?;
             tap(index, &stream);
         }
-        let tapped: Vec<Tensor> = tapped.into_iter().flatten().collect();
-        let features = match tapped.len() {
-            0 => None,
-            _ => Some(Tensor::cat(&tapped, 1)?),
-        };
-        Ok(Pass { normed, features, tapes })
+        Ok(Pass { normed, tapped: tapped.into_iter().flatten().collect(), tapes })
     }
 
     /// Logits of the wanted rows, and the first row of every stream in them.
     fn logits(
         &self,
         streams: &[VerifyStream],
-        round: &Round,
+        batch: &TreeBatch,
         normed: &Tensor,
     ) -> Result<(Option<Tensor>, Vec<usize>)> {
         let (mut rows, mut logit_rows) = (Vec::<u32>::new(), vec![0]);
-        for (stream, &first) in streams.iter().zip(round.tree.host().cu_nodes()) {
+        for (stream, &first) in streams.iter().zip(batch.cu_nodes()) {
             let (first, end) = (first as u32, first as u32 + stream.tree.len() as u32);
             match stream.logits {
                 LogitRows::None => {}
@@ -120,7 +115,7 @@ impl Qwen35 {
 
     /// A commit belongs to the states that its verify saw.
     fn check_paths(&self, pending: &Pending, paths: &[Vec<usize>]) -> Result<AcceptedPaths> {
-        let accepted = AcceptedPaths::new(pending.round.tree.host(), paths)?;
+        let accepted = AcceptedPaths::new(&pending.batch, paths)?;
         for (sequence, slot, _) in accepted.iter() {
             if self.epochs[slot] != pending.epochs[sequence] {
                 let expected = "an empty path for a slot that was reset or restored since its verify".into();
@@ -135,21 +130,41 @@ impl Qwen35 {
     }
 
     fn advance(&mut self, pending: &Pending, accepted: AcceptedPaths) -> Result<()> {
-        let Pending { round, tapes, .. } = pending;
+        let Pending { prefix_lens, pass, recording, .. } = pending;
         let moves = accepted.iter().any(|(sequence, _, rows)| {
             let first = accepted.cu_nodes()[sequence];
             rows.iter().zip(first..).any(|(&row, in_place)| row != in_place)
         });
-        let paths = DevicePaths::new(accepted, &self.options.device)?;
-        let (gdn, raws): (Vec<_>, Vec<_>) = tapes.iter().flatten().map(Tape::parts).unzip();
-        self.recurrent.commit(&paths, self.options.variant, &gdn, &raws)?;
-        if moves {
-            self.kv.compact(&paths, &round.prefix_lens)?;
+        let advanced: Vec<_> = accepted.iter().map(|(_, slot, rows)| (slot, rows.len())).collect();
+        if advanced.is_empty() {
+            return Ok(());
         }
-        for (_, slot, rows) in paths.host().iter() {
-            self.set_committed(slot, self.committed[slot] + rows.len());
+        let inputs = PassInputs::new(&self.options.device)
+            .with_paths(accepted)
+            .with_list(List::Lens, prefix_lens)
+            .tagged([recording.unwrap_or(0), moves.into()]);
+        run_recorded(recording.map(|_| &self.commits), &inputs, |placed| {
+            let paths = placed.paths()?;
+            let (gdn, raws): (Vec<_>, Vec<_>) = pass.tapes.iter().flatten().map(Tape::parts).unzip();
+            self.recurrent.commit(paths, self.options.variant, &gdn, &raws)?;
+            if moves {
+                self.kv.compact(paths, prefix_lens)?;
+            }
+            Ok(())
+        })?;
+        for (slot, rows) in advanced {
+            self.set_committed(slot, self.committed[slot] + rows);
         }
         Ok(())
+    }
+
+    /// One pass of the trees through the layers.
+    fn run_layers(&self, inputs: &PassInputs, tokens: &[u32], lists: [&[i32]; 2]) -> Result<Ran<Pass>> {
+        let [positions, prefix_lens] = lists;
+        let recorded = tokens.len() <= MOST_RECORDED_ROWS;
+        run_recorded(recorded.then_some(&self.passes), inputs, |placed| {
+            self.pass(&Round { tree: placed.tree()?, positions, prefix_lens }, tokens)
+        })
     }
 }
 
@@ -180,21 +195,41 @@ impl Target for Qwen35 {
             return Err(Error::Request { field: "taps", expected, got: tap.to_string() });
         }
         self.taps = taps.to_vec();
+        lock(&self.passes).clear();
         Ok(())
     }
 
     fn verify(&mut self, streams: &[VerifyStream]) -> Result<Verified> {
         self.check_streams(streams)?;
-        let round = self.round(streams)?;
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
-        let (Pass { features, tapes, .. }, (logits, logit_rows)) = pool::run(|| {
-            let pass = self.pass(&round, &tokens)?;
-            let logits = self.logits(streams, &round, &pass.normed)?;
-            Ok::<_, Error>((pass, logits))
-        })?;
-        let batch = round.tree.host().clone();
+        self.head.check_ids(&tokens)?;
+        let slots: Vec<i32> = streams.iter().map(|stream| stream.slot as i32).collect();
+        let trees = streams.iter().map(|stream| stream.tree.clone()).collect();
+        let batch = TreeBatch::new(trees, slots)?;
+        let starts = streams.iter().map(|stream| self.committed[stream.slot] as i32);
+        let prefix_lens: Vec<i32> = starts.collect();
+        let depths = streams.iter().zip(&prefix_lens);
+        let position = |(stream, &start): (&VerifyStream, &i32)| {
+            stream.tree.depths().iter().map(move |&depth| start + depth as i32).collect::<Vec<_>>()
+        };
+        let positions: Vec<i32> = depths.flat_map(position).collect();
+        let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: &prefix_lens };
+        let inputs = PassInputs::new(&self.options.device)
+            .with_ids(&tokens)
+            .with_list(List::Positions, &positions)
+            .with_list(List::Lens, &prefix_lens)
+            .with_destinations(rows, self.options.capacity())
+            .with_trees(batch.clone(), self.config.gdn);
+        let (Ran { value: pass, recording, .. }, (logits, logit_rows), features) =
+            run_pass(&self.options.device, || {
+                let ran = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
+                let logits = self.logits(streams, &batch, &ran.value.normed)?;
+                let tapped = &ran.value.tapped;
+                let features = if tapped.is_empty() { None } else { Some(Tensor::cat(tapped, 1)?) };
+                Ok::<_, Error>((ran, logits, features))
+            })?;
         let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
-        self.pending = Some(Pending { round, epochs, tapes });
+        self.pending = Some(Pending { batch: batch.clone(), prefix_lens, epochs, pass, recording });
         Ok(Verified { batch, logits, logit_rows, features })
     }
 
@@ -204,7 +239,7 @@ impl Target for Qwen35 {
             return Err(Error::Request { field: "paths", expected, got: "none".into() });
         };
         match self.check_paths(&pending, paths) {
-            Ok(accepted) => pool::run(|| self.advance(&pending, accepted)),
+            Ok(accepted) => run_pass(&self.options.device.clone(), || self.advance(&pending, accepted)),
             Err(error) => {
                 self.pending = Some(pending);
                 Err(error)

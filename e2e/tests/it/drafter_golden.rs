@@ -55,7 +55,8 @@ pub fn target_in(files: &ModelFiles, slots: usize) -> Qwen35 {
 pub fn drafter_in(files: &ModelFiles, target: &Qwen35, slots: usize) -> DFlash {
     let json = files.require("config.json").expect("config");
     let config = DraftConfig::from_json("config.json", &json, target.config()).expect("drafter config");
-    let options = DraftOptions { slots, context_len: target.context_len(), device: Device::Cpu };
+    let options =
+        DraftOptions { slots, context_len: target.context_len(), device: Device::Cpu, graphs: true };
     let weights = files.weights(WeightDtype::Stored).expect("weights");
     DFlash::load(&weights, config, target.head(), options).expect("drafter")
 }

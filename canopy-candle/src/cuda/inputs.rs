@@ -1,0 +1,86 @@
+//! What a pass reads besides weights and pools, side by side in one upload.
+
+use std::sync::Arc;
+
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream};
+use candle_core::{Device, Result};
+use canopy_kernels::cuda::{DeviceList, PathsLayout, Place, Words};
+use canopy_kernels::tree_gdn::dispatch::Design;
+
+use super::lists;
+use super::parts::{self, BatchLayout};
+use crate::recorded::{List, PassInputs, Placed};
+use crate::wrap::WrapKernelErr;
+use crate::{DevicePaths, DeviceTree};
+
+/// All that the launches of a pass depend on: passes of one key differ in what their lists hold.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PassKey {
+    batch: Option<BatchLayout>,
+    designs: [Option<Design>; 2],
+    /// Fewest and most rows of a sequence.
+    counts: [usize; 2],
+    paths: Option<PathsLayout>,
+    lists: Vec<(List, Place)>,
+    tag: Vec<u64>,
+}
+
+/// Inputs ready to be uploaded.
+pub(crate) struct Staged {
+    words: Words,
+    key: PassKey,
+}
+
+impl Staged {
+    /// Lays the lists out.
+    pub(crate) fn new(stream: &Arc<CudaStream>, inputs: &PassInputs) -> Result<Self> {
+        let mut words = Words::default();
+        let (mut batch, mut designs, mut counts) = (None, [None, None], [0, 0]);
+        if let Some((trees, dims)) = &inputs.batch {
+            batch = Some(BatchLayout::new(stream, trees, &mut words).wrap()?);
+            designs = parts::designs(stream, *dims, trees).wrap()?;
+            let lens = || trees.trees().iter().map(|tree| tree.len());
+            counts = [lens().min().unwrap_or(0), lens().max().unwrap_or(0)];
+        }
+        let paths = inputs.paths.as_ref().map(|paths| PathsLayout::new(paths, &mut words));
+        let mut push =
+            |(what, list): &(List, Arc<[i32]>)| (*what, words.push(list.iter().copied(), list.len()));
+        let lists = inputs.lists.iter().map(&mut push).collect();
+        let key = PassKey { batch, designs, counts, paths, lists, tag: inputs.tag.clone() };
+        Ok(Self { words, key })
+    }
+
+    /// What the pass can share a recording with.
+    pub(crate) fn key(&self) -> &PassKey {
+        &self.key
+    }
+
+    /// A copy on the device.
+    pub(crate) fn upload(&self, stream: &Arc<CudaStream>) -> Result<Arc<CudaSlice<u32>>> {
+        self.words.upload(stream).wrap()
+    }
+
+    /// Replaces the upload of other inputs of the same key.
+    pub(crate) fn replace(&self, stream: &Arc<CudaStream>, upload: &CudaSlice<u32>) -> Result<()> {
+        self.words.replace(stream, upload).wrap()
+    }
+
+    /// The inputs as ops take them, over an upload of them.
+    pub(crate) fn place(&self, inputs: &PassInputs, upload: &Arc<CudaSlice<u32>>) -> Placed {
+        let device: &Device = &inputs.device;
+        let tree = inputs.batch.as_ref().zip(self.key.batch.as_ref());
+        let paths = inputs.paths.as_ref().zip(self.key.paths.as_ref());
+        let lists =
+            inputs.lists.iter().zip(&self.key.lists).map(|((what, host), (_, place))| lists::Placed {
+                what: *what,
+                host: host.clone(),
+                on_device: DeviceList::new(upload, place.clone()),
+            });
+        Placed {
+            tree: tree
+                .map(|((batch, _), layout)| DeviceTree::placed(batch.clone(), device, layout.on(upload))),
+            paths: paths.map(|(host, layout)| DevicePaths::placed(host.clone(), device, layout.on(upload))),
+            lists: lists.collect(),
+        }
+    }
+}

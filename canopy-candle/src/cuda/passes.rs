@@ -1,0 +1,122 @@
+//! Recorded passes, by what their launches depend on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream};
+use candle_core::{CudaDevice, Error, Result};
+
+use super::graph::{Graph, Recorder};
+use super::inputs::{PassKey, Staged};
+use crate::recorded::{Outcome, PassCounts, PassInputs, Placed, Ran};
+
+/// Keys of passes that ran once, at most; beyond that all are forgotten.
+const MOST_SEEN: usize = 4096;
+
+struct Kept<T> {
+    graph: Graph,
+    upload: Arc<CudaSlice<u32>>,
+    value: Arc<T>,
+    id: u64,
+    used: u64,
+}
+
+/// How a key has fared that has no recording.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    RanOnce,
+    Refused,
+}
+
+/// The recordings of one kind of pass.
+pub(crate) struct Recordings<T> {
+    stream: Arc<CudaStream>,
+    recorder: Recorder,
+    kept: HashMap<PassKey, Kept<T>>,
+    fates: HashMap<PassKey, Fate>,
+    most: usize,
+    clock: u64,
+    counts: PassCounts,
+}
+
+impl<T> Recordings<T> {
+    /// None yet; `most` are kept.
+    pub(crate) fn new(device: &CudaDevice, most: usize) -> Result<Self> {
+        Ok(Self {
+            stream: device.cuda_stream(),
+            recorder: Recorder::new(device)?,
+            kept: HashMap::new(),
+            fates: HashMap::new(),
+            most: most.max(1),
+            clock: 0,
+            counts: PassCounts::default(),
+        })
+    }
+
+    /// See [`Passes::counts`](crate::Passes::counts).
+    pub(crate) fn counts(&self) -> PassCounts {
+        PassCounts { kept: self.kept.len(), bytes: self.recorder.bytes(), ..self.counts }
+    }
+
+    /// Forgets all recordings.
+    pub(crate) fn clear(&mut self) {
+        self.kept.clear();
+        self.fates.clear();
+    }
+
+    /// See [`Passes::run`](crate::Passes::run).
+    pub(crate) fn run<E: From<Error> + std::fmt::Display>(
+        &mut self,
+        inputs: &PassInputs,
+        work: impl Fn(&Placed) -> Outcome<T, E>,
+    ) -> Outcome<Ran<T>, E> {
+        let staged = Staged::new(&self.stream, inputs)?;
+        self.clock += 1;
+        if let Some(kept) = self.kept.get_mut(staged.key()) {
+            kept.used = self.clock;
+            staged.replace(&self.stream, &kept.upload)?;
+            kept.graph.launch()?;
+            self.counts.replayed += 1;
+            return Ok(Ran { value: kept.value.clone(), recording: Some(kept.id), refused: None });
+        }
+        let upload = staged.upload(&self.stream)?;
+        let placed = staged.place(inputs, &upload);
+        let mut refused = None;
+        if self.fates.get(staged.key()) == Some(&Fate::RanOnce) {
+            match self.recorder.record(|| placed.scope(|| work(&placed))) {
+                Ok((graph, value)) => {
+                    graph.launch()?;
+                    return Ok(self.keep(staged.key().clone(), graph, upload, value));
+                }
+                Err(error) => {
+                    self.counts.refused += 1;
+                    refused = Some(error.to_string());
+                }
+            }
+        }
+        if self.fates.len() >= MOST_SEEN {
+            self.fates.clear();
+        }
+        let fate = if refused.is_some() { Fate::Refused } else { Fate::RanOnce };
+        let known = self.fates.entry(staged.key().clone()).or_insert(fate);
+        if fate == Fate::Refused {
+            *known = fate;
+        }
+        self.counts.plain += 1;
+        let value = Arc::new(placed.scope(|| work(&placed))?);
+        Ok(Ran { value, recording: None, refused })
+    }
+
+    fn keep(&mut self, key: PassKey, graph: Graph, upload: Arc<CudaSlice<u32>>, value: T) -> Ran<T> {
+        self.fates.remove(&key);
+        if self.kept.len() >= self.most {
+            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(key, _)| key.clone());
+            oldest.map(|key| self.kept.remove(&key));
+        }
+        self.counts.recorded += 1;
+        let (value, id) = (Arc::new(value), self.counts.recorded);
+        let kept = Kept { graph, upload, value: value.clone(), id, used: self.clock };
+        self.kept.insert(key, kept);
+        Ran { value, recording: Some(id), refused: None }
+    }
+}
