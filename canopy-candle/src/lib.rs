@@ -6,6 +6,8 @@ mod check;
 mod conv;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(test, feature = "cuda"))]
+mod gaps;
 mod gates;
 mod gdn;
 mod gdn_serial;

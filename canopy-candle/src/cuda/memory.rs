@@ -13,6 +13,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::{CudaDevice, Result};
 
 use crate::check::arg;
+use crate::gaps::{self, Piece};
 
 /// Bytes that a buffer's address is a multiple of.
 const ALIGN: usize = 256;
@@ -21,9 +22,7 @@ const FIRST: usize = 32 << 20;
 
 /// A buffer of the pass that is being recorded.
 struct Taken {
-    block: usize,
-    start: usize,
-    end: usize,
+    piece: Piece,
     /// The buffer's slice holds the other reference while it lives.
     holder: Arc<CudaStream>,
 }
@@ -133,35 +132,18 @@ impl Arena {
     fn take<T: DeviceRepr>(&mut self, len: usize) -> Result<CudaSlice<T>> {
         let bytes = (len * size_of::<T>()).next_multiple_of(ALIGN).max(ALIGN);
         self.taken.retain(|taken| Arc::strong_count(&taken.holder) > 1);
-        let Some((at, block, start)) = self.gap(bytes) else {
+        let taken = self.taken.iter().map(|taken| taken.piece);
+        // The start of a block is the address of an allocation.
+        let Some((at, piece)) = gaps::first(taken, self.blocks.iter().map(CudaSlice::len), (bytes, ALIGN))
+        else {
             self.missing = bytes;
             let got = format_args!("{} of them used", self.bytes());
             return arg("recorded pass", "memory").refuse(format_args!("{bytes} free bytes"), got);
         };
-        let address = self.blocks[block].device_ptr(&self.stream).0 + start as CUdeviceptr;
+        let address = self.blocks[piece.block].device_ptr(&self.stream).0 + piece.start as CUdeviceptr;
         // SAFETY: the piece lies inside a block behind its first byte, and is no living slice's.
         let (slice, holder) = unsafe { self.idle.slice(address, len) };
-        self.taken.insert(at, Taken { block, start, end: start + bytes, holder });
+        self.taken.insert(at, Taken { piece, holder });
         Ok(slice)
-    }
-
-    /// Where in `taken`, in which block and at which byte the first gap of `bytes` lies. The start of a block is left out: it is the address
-    /// of an allocation.
-    fn gap(&self, bytes: usize) -> Option<(usize, usize, usize)> {
-        let mut at = 0;
-        for (block, memory) in self.blocks.iter().enumerate() {
-            let mut start = ALIGN;
-            while let Some(taken) = self.taken.get(at).filter(|taken| taken.block == block) {
-                if start + bytes <= taken.start {
-                    break;
-                }
-                start = taken.end;
-                at += 1;
-            }
-            if start + bytes <= memory.len() {
-                return Some((at, block, start));
-            }
-        }
-        None
     }
 }

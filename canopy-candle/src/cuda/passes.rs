@@ -83,11 +83,9 @@ impl<T> Recordings<T> {
         let placed = staged.place(inputs, &upload);
         let mut refused = None;
         if self.fates.get(staged.key()) == Some(&Fate::RanOnce) {
-            match self.recorder.record(|| placed.scope(|| work(&placed))) {
-                Ok((graph, value)) => {
-                    graph.launch()?;
-                    return Ok(self.keep(staged.key().clone(), graph, upload, value));
-                }
+            let recorded = self.recorder.record(|| placed.scope(|| work(&placed)));
+            match recorded.and_then(|(graph, value)| Ok((graph.launch().map(|()| graph)?, value))) {
+                Ok((graph, value)) => return Ok(self.keep(staged.key().clone(), graph, upload, value)),
                 Err(error) => {
                     self.counts.refused += 1;
                     refused = Some(error.to_string());

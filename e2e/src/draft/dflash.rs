@@ -121,13 +121,18 @@ impl DFlash {
             rounded: exact.rounded()?,
             exact,
             cache: ContextCache::new(size, config.attn, device)?,
-            blocks: Mutex::new(if options.graphs {
-                Passes::recorded(device, RECORDINGS)?
-            } else {
-                Passes::plain()
-            }),
+            blocks: Mutex::new(recorded(device, options.graphs)?),
             config,
         })
+    }
+
+    /// Records blocks from now on, or never again; counts start anew.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn set_graphs(&mut self, graphs: bool) -> Result<()> {
+        self.blocks = Mutex::new(recorded(self.norm.device(), graphs)?);
+        Ok(())
     }
 
     /// How blocks ran.
@@ -278,6 +283,10 @@ impl DFlash {
         };
         requests.iter().map(&mut take).collect()
     }
+}
+
+fn recorded(device: &Device, graphs: bool) -> Result<Passes<Tensor>> {
+    if graphs { Ok(Passes::recorded(device, RECORDINGS)?) } else { Ok(Passes::plain()) }
 }
 
 /// The rows of every block of `rows` whose logits are asked for, (first, count), blocks without any left out.

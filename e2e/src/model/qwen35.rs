@@ -146,6 +146,17 @@ impl Qwen35 {
         &self.config
     }
 
+    /// Records passes from now on, or never again; counts start anew.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn set_graphs(&mut self, graphs: bool) -> Result<()> {
+        self.options.graphs = graphs;
+        self.passes = Mutex::new(recorded(&self.options)?);
+        self.commits = Mutex::new(recorded(&self.options)?);
+        Ok(())
+    }
+
     /// How verify passes and commits ran.
     pub fn pass_counts(&self) -> PassCounts {
         let mut counts = lock(&self.passes).counts();

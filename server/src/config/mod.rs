@@ -93,6 +93,8 @@ pub struct Config {
     pub cors: Cors,
     /// Never ask the network.
     pub offline: bool,
+    /// Replay recorded CUDA graphs.
+    pub graphs: bool,
     /// Shape of the log lines.
     pub log_format: LogFormat,
     /// Log filter.
@@ -153,6 +155,7 @@ impl TryFrom<Args> for Config {
             api_keys,
             cors: cors(&args.cors_origin)?,
             offline: args.offline,
+            graphs: !args.no_graphs,
             log_format: args.log_format,
             log: args.log.clone(),
             typed: Args { api_key: Vec::new(), ..args },
@@ -194,6 +197,7 @@ impl Config {
                 RowsArg::Bf16 => RowPrecision::Bf16,
                 RowsArg::F32 => RowPrecision::F32,
             },
+            graphs: self.graphs,
             ..LoadOptions::default()
         }
     }

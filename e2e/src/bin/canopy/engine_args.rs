@@ -45,6 +45,9 @@ pub struct EngineArgs {
     /// Uses only what the hub's cache already holds
     #[arg(long)]
     pub offline: bool,
+    /// Launches every kernel by itself on CUDA; the bits are the same
+    #[arg(long)]
+    pub no_graphs: bool,
 }
 
 /// How weights are kept
@@ -139,6 +142,7 @@ impl EngineArgs {
             device: self.device.clone(),
             rows: self.rows.into(),
             random_weights: self.random_weights,
+            graphs: !self.no_graphs,
             ..LoadOptions::default()
         }
     }

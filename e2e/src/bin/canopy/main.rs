@@ -11,6 +11,7 @@ mod drift;
 mod engine_args;
 mod generate;
 mod goldens;
+mod graphs;
 mod logits;
 mod matrix;
 mod pair;
@@ -43,6 +44,7 @@ enum Command {
     Drift(drift::Args),
     Generate(generate::Args),
     Goldens(goldens::Args),
+    Graphs(graphs::Args),
     Logits(logits::Args),
     Rounds(rounds::Args),
     Sizes(sizes::Args),
@@ -81,6 +83,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Draft(args) => draft::run(args),
         Command::Drift(args) => drift::run(args),
         Command::Goldens(args) => goldens::run(args),
+        Command::Graphs(args) => graphs::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Rounds(args) => rounds::run(args),
         Command::Sizes(args) => sizes::run(args),
