@@ -216,3 +216,52 @@ impl PathsOnDevice {
         Ok(layout.on(&words.upload(stream)?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{PathsLayout, TreeLayout, Words, rounded_up};
+    use crate::{AcceptedPaths, DraftTree, TreeBatch};
+
+    fn layout(tree: DraftTree, slot: i32) -> (TreeLayout, Words) {
+        let mut words = Words::default();
+        let batch = TreeBatch::new(vec![tree], vec![slot]).unwrap();
+        (TreeLayout::new(&batch, &mut words), words)
+    }
+
+    #[test]
+    fn trees_of_one_size_and_about_one_depth_share_a_layout() {
+        let layouts: Vec<_> = (0..20).map(|seed| layout(DraftTree::bole(64, seed).unwrap(), 0)).collect();
+        let mut different: Vec<&TreeLayout> = Vec::new();
+        for (layout, words) in &layouts {
+            if !different.contains(&layout) {
+                different.push(layout);
+            }
+            let same = layouts.iter().filter(|(other, _)| other == layout);
+            assert!(same.into_iter().all(|(_, other)| other.as_slice().len() == words.as_slice().len()));
+        }
+        assert!(different.len() <= 4, "{} layouts", different.len());
+        let (a, b) = (layout(DraftTree::chain(16).unwrap(), 0), layout(DraftTree::chain(16).unwrap(), 3));
+        assert_eq!(a.0, b.0);
+        assert_ne!(a.1.as_slice(), b.1.as_slice(), "another slot, other words");
+        assert_ne!(a.0, layout(DraftTree::chain(17).unwrap(), 0).0);
+    }
+
+    #[test]
+    fn paths_of_one_batch_share_a_layout_whatever_their_lengths() {
+        let batch = TreeBatch::single(DraftTree::chain(5).unwrap(), 0);
+        let layout = |path: Vec<usize>| {
+            let paths = AcceptedPaths::new(&batch, &[path]).unwrap();
+            PathsLayout::new(&paths, &mut Words::default())
+        };
+        assert_eq!(layout(vec![]), layout((0..5).collect()));
+    }
+
+    #[test]
+    fn sizes_are_rounded_up_by_a_quarter_at_most() {
+        for n in 0..40_000 {
+            let rounded = rounded_up(n);
+            assert!(rounded >= n && rounded - n < (n.next_power_of_two() / 4).clamp(16, 256), "{n}");
+            assert_eq!(rounded_up(rounded), rounded);
+        }
+    }
+}

@@ -146,3 +146,20 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceList<T>> for LaunchArgs<'a> {
         self.arg(&list.address)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Words;
+
+    #[test]
+    fn lists_start_at_multiples_of_four_words_and_keep_their_room() {
+        let mut words = Words::default();
+        assert_eq!(words.push([-1i32, 2, 3], 3), 0..3);
+        assert_eq!(words.push([] as [u32; 0], 0), 4..5);
+        assert_eq!(words.push([9u32], 6), 8..14);
+        assert_eq!(words.push([4i32], 1), 16..17);
+        assert_eq!(words.as_slice()[..5], [u32::MAX, 2, 3, 0, 0]);
+        assert_eq!((words.as_slice()[8], words.as_slice()[9], words.as_slice()[16]), (9, 0, 4));
+        assert_eq!(words.as_slice().len() % 4, 0);
+    }
+}
