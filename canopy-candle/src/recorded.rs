@@ -149,18 +149,6 @@ impl Placed {
     }
 }
 
-/// `x` in `dtype`, on CUDA in memory that a recorded pass keeps.
-///
-/// # Errors
-/// From the device.
-pub fn cast(x: &candle_core::Tensor, dtype: candle_core::DType) -> Result<candle_core::Tensor> {
-    #[cfg(feature = "cuda")]
-    if x.device().is_cuda() && (x.dtype(), dtype) == (candle_core::DType::F32, candle_core::DType::BF16) {
-        return x.apply_op1_no_bwd(&crate::cuda::cast::ToBf16);
-    }
-    x.to_dtype(dtype)
-}
-
 fn missing<T>(name: &'static str) -> Result<T> {
     arg("pass", name).refuse(format_args!("some among its inputs"), format_args!("none"))
 }

@@ -8,6 +8,7 @@ mod errors;
 mod in_place;
 /// Every op against the float64 oracle or its kernel, and the same bits from every layout of its arguments.
 mod ops;
+/// Passes that run again and again.
 mod passes;
 /// Qwen3 of candle-transformers, rebuilt from the ops and verifying trees.
 mod qwen3;

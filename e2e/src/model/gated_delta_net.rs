@@ -69,12 +69,7 @@ impl GatedDeltaNet {
     }
 
     /// `x` `[N, hidden]`, normed -> `[N, hidden]` and the tape. No state is written.
-    pub(super) fn verify(
-        &self,
-        round: &Round<'_>,
-        variant: Variant,
-        x: &Tensor,
-    ) -> Result<(Tensor, Tape)> {
+    pub(super) fn verify(&self, round: &Round<'_>, variant: Variant, x: &Tensor) -> Result<(Tensor, Tape)> {
         let [raw, z, ab] = super::outputs(self.in_proj.forward(x)?)?;
         let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
         let qkv = tree_conv_to(round.tree, &raw, &self.conv, &self.pool.conv_state, self.rows)?;
