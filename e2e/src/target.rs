@@ -5,6 +5,7 @@ mod overlapped;
 use std::any::Any;
 
 use candle_core::Tensor;
+use canopy_candle::PassCounts;
 use canopy_kernels::{DraftTree, TreeBatch};
 
 use crate::Result;
@@ -104,4 +105,8 @@ pub trait Target: Send {
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved sequence into a slot.
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()>;
+    /// How its passes ran: replayed from recordings or launched kernel by kernel.
+    fn pass_counts(&self) -> PassCounts {
+        PassCounts::default()
+    }
 }

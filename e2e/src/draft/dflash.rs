@@ -135,11 +135,6 @@ impl DFlash {
         Ok(())
     }
 
-    /// How blocks ran.
-    pub fn pass_counts(&self) -> PassCounts {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).counts()
-    }
-
     /// The configuration it was loaded with.
     pub fn config(&self) -> &DraftConfig {
         &self.config
@@ -363,5 +358,9 @@ impl Drafter for DFlash {
 
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()> {
         self.cache.restore(slot, snapshot)
+    }
+
+    fn pass_counts(&self) -> PassCounts {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).counts()
     }
 }

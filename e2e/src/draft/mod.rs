@@ -5,6 +5,7 @@ mod dflash_cache;
 mod dflash_layer;
 
 use candle_core::Tensor;
+use canopy_candle::PassCounts;
 
 pub use dflash::{DFlash, DraftOptions};
 
@@ -62,4 +63,8 @@ pub trait Drafter: Send {
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved context into a slot.
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()>;
+    /// How its passes ran: replayed from recordings or launched kernel by kernel.
+    fn pass_counts(&self) -> PassCounts {
+        PassCounts::default()
+    }
 }

@@ -46,7 +46,7 @@ pub use request::{GenerateRequest, Mode, Sampling, Speculation};
 pub use rules::{Constraint, Penalties, Reasoning};
 pub use run::Generation;
 use scheduler::Waiting;
-pub use stats::{CacheStats, EngineStats, StageTimes, StreamStats};
+pub use stats::{CacheStats, EngineStats, PassCounts, StageTimes, StreamStats};
 pub use stop::StopMatcher;
 use stream::Stream;
 pub use text::{TextDecoder, TokenIds, TokenText};
@@ -232,6 +232,10 @@ impl Engine {
     /// Counters since the engine started.
     pub fn stats(&self) -> EngineStats {
         let Counters { rounds, failed_rounds, non_finite } = self.counters;
+        let mut passes = self.target.pass_counts();
+        if let Some(drafter) = &self.drafter {
+            passes += drafter.pass_counts();
+        }
         EngineStats {
             slots: self.target.slots(),
             free_slots: self.free.len(),
@@ -241,6 +245,7 @@ impl Engine {
             failed_rounds,
             non_finite,
             cache: self.prefixes.stats(),
+            passes,
         }
     }
 

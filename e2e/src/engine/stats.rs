@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
+pub use canopy_candle::PassCounts;
+
 /// Wall seconds in each stage. A stream counts the whole stage of every round it took part in, the other streams'
 /// share included: it is the time that the stream waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -128,4 +130,6 @@ pub struct EngineStats {
     pub non_finite: u64,
     /// Saved prefixes.
     pub cache: CacheStats,
+    /// How the target's and the drafter's passes ran.
+    pub passes: PassCounts,
 }

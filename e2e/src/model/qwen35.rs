@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{ConvDims, DraftTree, NormKind, PassCounts, Passes, Variant, rms_norm};
+use canopy_candle::{ConvDims, DraftTree, NormKind, Passes, Variant, rms_norm};
 
 use super::attention::GatedAttention;
 use super::gated_delta_net::GatedDeltaNet;
@@ -155,13 +155,6 @@ impl Qwen35 {
         self.passes = Mutex::new(recorded(&self.options)?);
         self.commits = Mutex::new(recorded(&self.options)?);
         Ok(())
-    }
-
-    /// How verify passes and commits ran.
-    pub fn pass_counts(&self) -> PassCounts {
-        let mut counts = lock(&self.passes).counts();
-        counts += lock(&self.commits).counts();
-        counts
     }
 
     /// A handle to the embedding table and the head.

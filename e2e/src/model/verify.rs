@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use canopy_candle::{
-    AcceptedPaths, CacheRows, List, NormKind, PassInputs, Ran, TreeBatch, add_rms_norm, rms_norm,
+    AcceptedPaths, CacheRows, List, NormKind, PassCounts, PassInputs, Ran, TreeBatch, add_rms_norm, rms_norm,
 };
 
 use super::gated_delta_net::Tape;
@@ -253,5 +253,11 @@ impl Target for Qwen35 {
 
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()> {
         self.load_slot(slot, snapshot)
+    }
+
+    fn pass_counts(&self) -> PassCounts {
+        let mut counts = lock(&self.passes).counts();
+        counts += lock(&self.commits).counts();
+        counts
     }
 }

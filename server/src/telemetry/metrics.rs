@@ -32,6 +32,11 @@ struct Series {
     slots: Gauge,
     free_slots: Gauge,
     failed_rounds: Counter,
+    replayed_passes: Counter,
+    plain_passes: Counter,
+    refused_recordings: Counter,
+    recordings: Gauge,
+    recording_bytes: Gauge,
     non_finite: Counter,
     cache_entries: Gauge,
     cache_bytes: Gauge,
@@ -106,7 +111,7 @@ impl Metrics {
     /// What the engine counts.
     pub fn engine(&self, stats: &EngineStats) {
         let series = &self.series;
-        let cache = &stats.cache;
+        let (cache, passes) = (&stats.cache, &stats.passes);
         let gauges = [
             (&series.running, stats.running),
             (&series.waiting, stats.waiting),
@@ -114,11 +119,16 @@ impl Metrics {
             (&series.free_slots, stats.free_slots),
             (&series.cache_entries, cache.entries),
             (&series.cache_bytes, cache.bytes),
+            (&series.recordings, passes.kept),
+            (&series.recording_bytes, passes.bytes),
         ];
         gauges.into_iter().for_each(|(gauge, value)| gauge.set(value as f64));
         let counters = [
             (&series.failed_rounds, stats.failed_rounds),
             (&series.non_finite, stats.non_finite),
+            (&series.replayed_passes, passes.replayed + passes.recorded),
+            (&series.plain_passes, passes.plain),
+            (&series.refused_recordings, passes.refused),
             (&series.cache_hits, cache.hits),
             (&series.cache_misses, cache.misses),
             (&series.cache_evictions, cache.evictions),
@@ -203,6 +213,11 @@ impl Series {
             slots: metrics::gauge!("canopy_slots"),
             free_slots: metrics::gauge!("canopy_slots_free"),
             failed_rounds: metrics::counter!("canopy_failed_rounds_total"),
+            replayed_passes: metrics::counter!("canopy_graph_passes_total"),
+            plain_passes: metrics::counter!("canopy_plain_passes_total"),
+            refused_recordings: metrics::counter!("canopy_refused_recordings_total"),
+            recordings: metrics::gauge!("canopy_recordings"),
+            recording_bytes: metrics::gauge!("canopy_recording_bytes"),
             non_finite: metrics::counter!("canopy_non_finite_total"),
             cache_entries: metrics::gauge!("canopy_cache_entries"),
             cache_bytes: metrics::gauge!("canopy_cache_bytes"),
@@ -240,6 +255,14 @@ fn describe() {
     gauge!("canopy_slots", "Slots of the target.");
     gauge!("canopy_slots_free", "Slots that no stream has.");
     counter!("canopy_failed_rounds_total", "Rounds that failed as a whole.");
+    counter!("canopy_graph_passes_total", "Passes that ran as CUDA graphs.");
+    counter!(
+        "canopy_plain_passes_total",
+        "Passes on CUDA that could have run as graphs and were launched kernel by kernel."
+    );
+    counter!("canopy_refused_recordings_total", "Passes that could not be recorded as CUDA graphs.");
+    gauge!("canopy_recordings", "CUDA graphs kept.");
+    gauge!("canopy_recording_bytes", "Bytes of device memory that the CUDA graphs share.");
     counter!("canopy_non_finite_total", "Streams that ended because a value was not finite.");
     gauge!("canopy_cache_entries", "Saved prefixes.");
     gauge!("canopy_cache_bytes", "Bytes of saved prefixes.");
