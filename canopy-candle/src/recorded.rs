@@ -159,8 +159,8 @@ pub struct Ran<T> {
     /// Its value; a recording's is the same one at every run, and what lies on the device in it is that run's until the next run of any
     /// pass of the same [`Passes`].
     pub value: Arc<T>,
-    /// Which recording ran, if one did; no two of one [`Passes`] share a number.
-    pub recording: Option<u64>,
+    /// Whether a recording ran.
+    pub recording: bool,
     /// Why a pass that was due could not be recorded; it ran nevertheless.
     pub refused: Option<String>,
 }
@@ -264,6 +264,6 @@ impl<T> Passes<T> {
         }
         let placed = inputs.place()?;
         let value = Arc::new(placed.scope(|| work(&placed))?);
-        Ok(Ran { value, recording: None, refused: None })
+        Ok(Ran { value, recording: false, refused: None })
     }
 }

@@ -17,7 +17,6 @@ struct Kept<T> {
     graph: Graph,
     upload: Arc<CudaSlice<u32>>,
     value: Arc<T>,
-    id: u64,
     used: u64,
 }
 
@@ -77,7 +76,7 @@ impl<T> Recordings<T> {
             staged.replace(&self.stream, &kept.upload)?;
             kept.graph.launch()?;
             self.counts.replayed += 1;
-            return Ok(Ran { value: kept.value.clone(), recording: Some(kept.id), refused: None });
+            return Ok(Ran { value: kept.value.clone(), recording: true, refused: None });
         }
         let upload = staged.upload(&self.stream)?;
         let placed = staged.place(inputs, &upload);
@@ -102,7 +101,7 @@ impl<T> Recordings<T> {
         }
         self.counts.plain += 1;
         let value = Arc::new(placed.scope(|| work(&placed))?);
-        Ok(Ran { value, recording: None, refused })
+        Ok(Ran { value, recording: false, refused })
     }
 
     fn keep(&mut self, key: PassKey, graph: Graph, upload: Arc<CudaSlice<u32>>, value: T) -> Ran<T> {
@@ -112,9 +111,9 @@ impl<T> Recordings<T> {
             oldest.map(|key| self.kept.remove(&key));
         }
         self.counts.recorded += 1;
-        let (value, id) = (Arc::new(value), self.counts.recorded);
-        let kept = Kept { graph, upload, value: value.clone(), id, used: self.clock };
+        let value = Arc::new(value);
+        let kept = Kept { graph, upload, value: value.clone(), used: self.clock };
         self.kept.insert(key, kept);
-        Ran { value, recording: Some(id), refused: None }
+        Ran { value, recording: true, refused: None }
     }
 }

@@ -31,7 +31,7 @@ fn on_the_cpu_a_pass_runs_every_time_over_its_inputs() -> Result<()> {
             Ok::<_, Error>((placed.tree()?.host().rows(), placed.paths()?.host().rows().to_vec()))
         })?;
         assert_eq!(*ran.value, (5, vec![0, 2, 3]));
-        assert!(ran.recording.is_none() && ran.refused.is_none());
+        assert!(!ran.recording && ran.refused.is_none());
     }
     assert_eq!(runs.get(), 4);
     assert_eq!(passes.counts(), PassCounts::default());

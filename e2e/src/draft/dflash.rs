@@ -200,10 +200,10 @@ impl DFlash {
                     .with_list(List::Slots, &blocks.slots)
                     .with_destinations(places.cache_rows(), self.cache.capacity())
                     .tagged([quick.into(), rows as u64]);
-                let ran = run_recorded(Some(&self.blocks), &inputs, |_| {
+                let normed = run_recorded(Some(&self.blocks), &inputs, |_| {
                     self.block(products, &block, &tokens, (None, &mut |_, _| {}))
                 })?;
-                keep(ran.value.as_ref().clone(), kept)?
+                keep(normed.as_ref().clone(), kept)?
             }
         };
         self.split(requests, Some(products.head.logits(&normed)?))

@@ -11,10 +11,10 @@ mod verify;
 pub use head::SharedHead;
 pub use qwen35::{ModelOptions, Qwen35};
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Device, Tensor};
-use canopy_candle::{DeviceTree, PassInputs, Passes, Placed, Ran};
+use canopy_candle::{DeviceTree, PassInputs, Passes, Placed};
 
 use crate::{Result, pool};
 
@@ -34,12 +34,12 @@ pub(crate) fn run_pass<T: Send>(device: &Device, work: impl FnOnce() -> T + Send
     if device.is_cpu() { pool::run(work) } else { work() }
 }
 
-/// Runs a pass through `passes`, or without a recording.
+/// Runs a pass through `passes`, or without a recording. What it gives is the pass's until the next one through the same `passes`.
 pub(crate) fn run_recorded<T>(
     passes: Option<&Mutex<Passes<T>>>,
     inputs: &PassInputs,
     work: impl Fn(&Placed) -> Result<T>,
-) -> Result<Ran<T>> {
+) -> Result<Arc<T>> {
     let ran = match passes {
         Some(passes) => qwen35::lock(passes).run(inputs, work)?,
         None => Passes::plain().run(inputs, work)?,
@@ -47,7 +47,7 @@ pub(crate) fn run_recorded<T>(
     if let Some(reason) = &ran.refused {
         tracing::warn!(reason, "a pass could not be recorded as a CUDA graph and runs kernel by kernel");
     }
-    Ok(ran)
+    Ok(ran.value)
 }
 
 /// The outputs of a packed product as an array.

@@ -73,12 +73,11 @@ pub struct Qwen35 {
     /// Changes of each slot's committed state; a commit belongs to the state that its verify saw.
     pub(super) epochs: Vec<u64>,
     pub(super) pending: Option<Pending>,
+    /// Verify passes through the layers.
     pub(super) passes: Mutex<Passes<Pass>>,
-    /// Commits of recorded passes.
-    pub(super) commits: Mutex<Passes<()>>,
 }
 
-/// Recordings of each kind that are kept.
+/// Recordings that are kept.
 const RECORDINGS: usize = 48;
 
 /// One slot's states, saved.
@@ -135,7 +134,6 @@ impl Qwen35 {
             epochs: vec![0; options.slots],
             pending: None,
             passes: Mutex::new(recorded(&options)?),
-            commits: Mutex::new(recorded(&options)?),
             config,
             options,
         })
@@ -153,7 +151,6 @@ impl Qwen35 {
     pub fn set_graphs(&mut self, graphs: bool) -> Result<()> {
         self.options.graphs = graphs;
         self.passes = Mutex::new(recorded(&self.options)?);
-        self.commits = Mutex::new(recorded(&self.options)?);
         Ok(())
     }
 
@@ -269,7 +266,7 @@ impl Layer {
     }
 }
 
-fn recorded<T>(options: &ModelOptions) -> Result<Passes<T>> {
+fn recorded(options: &ModelOptions) -> Result<Passes<Pass>> {
     if options.graphs { Ok(Passes::recorded(&options.device, RECORDINGS)?) } else { Ok(Passes::plain()) }
 }
 

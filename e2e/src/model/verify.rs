@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use canopy_candle::{
-    AcceptedPaths, CacheRows, List, NormKind, PassCounts, PassInputs, Ran, TreeBatch, add_rms_norm, rms_norm,
+    AcceptedPaths, CacheRows, List, NormKind, PassCounts, PassInputs, TreeBatch, add_rms_norm, rms_norm,
 };
 
 use super::gated_delta_net::Tape;
@@ -22,8 +22,6 @@ pub(super) struct Pending {
     /// Epoch of every sequence's slot.
     epochs: Vec<u64>,
     pass: Arc<Pass>,
-    /// Which recording the pass is.
-    recording: Option<u64>,
 }
 
 /// What a pass through the layers gives.
@@ -130,7 +128,7 @@ impl Qwen35 {
     }
 
     fn advance(&mut self, pending: &Pending, accepted: AcceptedPaths) -> Result<()> {
-        let Pending { prefix_lens, pass, recording, .. } = pending;
+        let Pending { prefix_lens, pass, .. } = pending;
         let moves = accepted.iter().any(|(sequence, _, rows)| {
             let first = accepted.cu_nodes()[sequence];
             rows.iter().zip(first..).any(|(&row, in_place)| row != in_place)
@@ -139,11 +137,10 @@ impl Qwen35 {
         if advanced.is_empty() {
             return Ok(());
         }
-        let inputs = PassInputs::new(&self.options.device)
-            .with_paths(accepted)
-            .with_list(List::Lens, prefix_lens)
-            .tagged([recording.unwrap_or(0), moves.into()]);
-        run_recorded(recording.map(|_| &self.commits), &inputs, |placed| {
+        let inputs =
+            PassInputs::new(&self.options.device).with_paths(accepted).with_list(List::Lens, prefix_lens);
+        // Few launches, which hide behind the ones ahead of them: not worth a recording.
+        run_recorded(None, &inputs, |placed| {
             let paths = placed.paths()?;
             let (gdn, raws): (Vec<_>, Vec<_>) = pass.tapes.iter().flatten().map(Tape::parts).unzip();
             self.recurrent.commit(paths, self.options.variant, &gdn, &raws)?;
@@ -159,7 +156,7 @@ impl Qwen35 {
     }
 
     /// One pass of the trees through the layers.
-    fn run_layers(&self, inputs: &PassInputs, tokens: &[u32], lists: [&[i32]; 2]) -> Result<Ran<Pass>> {
+    fn run_layers(&self, inputs: &PassInputs, tokens: &[u32], lists: [&[i32]; 2]) -> Result<Arc<Pass>> {
         let [positions, prefix_lens] = lists;
         let recorded = tokens.len() <= MOST_RECORDED_ROWS;
         run_recorded(recorded.then_some(&self.passes), inputs, |placed| {
@@ -220,16 +217,15 @@ impl Target for Qwen35 {
             .with_list(List::Lens, &prefix_lens)
             .with_destinations(rows, self.options.capacity())
             .with_trees(batch.clone(), self.config.gdn);
-        let (Ran { value: pass, recording, .. }, (logits, logit_rows), features) =
-            run_pass(&self.options.device, || {
-                let ran = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
-                let logits = self.logits(streams, &batch, &ran.value.normed)?;
-                let tapped = &ran.value.tapped;
-                let features = if tapped.is_empty() { None } else { Some(Tensor::cat(tapped, 1)?) };
-                Ok::<_, Error>((ran, logits, features))
-            })?;
+        let (pass, (logits, logit_rows), features) = run_pass(&self.options.device, || {
+            let pass = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
+            let logits = self.logits(streams, &batch, &pass.normed)?;
+            let tapped = &pass.tapped;
+            let features = if tapped.is_empty() { None } else { Some(Tensor::cat(tapped, 1)?) };
+            Ok::<_, Error>((pass, logits, features))
+        })?;
         let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
-        self.pending = Some(Pending { batch: batch.clone(), prefix_lens, epochs, pass, recording });
+        self.pending = Some(Pending { batch: batch.clone(), prefix_lens, epochs, pass });
         Ok(Verified { batch, logits, logit_rows, features })
     }
 
@@ -256,8 +252,6 @@ impl Target for Qwen35 {
     }
 
     fn pass_counts(&self) -> PassCounts {
-        let mut counts = lock(&self.passes).counts();
-        counts += lock(&self.commits).counts();
-        counts
+        lock(&self.passes).counts()
     }
 }
