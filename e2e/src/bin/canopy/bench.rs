@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use canopy_e2e::engine::{GenerateRequest, Mode, Speculation, StageTimes, StreamStats};
 use serde_json::{Value, json};
 
-use crate::engine_args::{EngineArgs, Ready, SamplingArgs};
+use crate::engine_args::{EngineArgs, Ready, SamplingArgs, report_passes};
 use crate::generate::stages_json;
 use crate::matrix::{self, MatrixArgs};
 use crate::record;
@@ -154,6 +154,7 @@ fn bench(args: &Args) -> Result<()> {
         rows.extend(measure(args, &mut ready, kind, texts)?);
     }
     print_table(&rows);
+    report_passes(ready.engine.stats().passes);
     if let Some(path) = &args.json {
         append(path, args, &ready.name, &rows).with_context(|| path.display().to_string())?;
     }
@@ -336,6 +337,7 @@ fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
             "texts_equal": row.texts_equal,
             "widest_tie": row.tie,
             "device": args.engine.device,
+            "graphs": !args.engine.no_graphs,
             "threads": rayon::current_num_threads(),
             "machine": machine,
             "commit": commit,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use candle_core::Device;
 use canopy_e2e::draft::Drafter;
-use canopy_e2e::engine::{Engine, EngineConfig, Sampling, TokenIds, TokenText};
+use canopy_e2e::engine::{Engine, EngineConfig, PassCounts, Sampling, TokenIds, TokenText};
 use canopy_e2e::loader::{LoadOptions, ModelSource, Pair, RowPrecision, WeightDtype, for_engine, load_pair};
 use canopy_e2e::sizes::Sizes;
 use canopy_e2e::threads;
@@ -183,6 +183,17 @@ impl EngineArgs {
         let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
         let engine = Engine::with_text(target, drafter, text, config)?;
         Ok(Ready { name, engine, tokenizer, vocab, sizes, synthetic: stated })
+    }
+}
+
+/// Says on stderr how passes ran, where any could have run as a CUDA graph.
+pub fn report_passes(counts: PassCounts) {
+    let PassCounts { replayed, recorded, plain, refused, kept, bytes } = counts;
+    if replayed + recorded + plain > 0 {
+        let mebibytes = bytes as f64 / f64::from(1 << 20);
+        eprintln!(
+            "passes: {replayed} replayed, {recorded} recorded, {plain} kernel by kernel, {refused} refused; {kept} graphs over {mebibytes:.1} MiB"
+        );
     }
 }
 

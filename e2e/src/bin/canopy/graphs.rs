@@ -13,7 +13,7 @@ use canopy_e2e::model::Qwen35;
 use canopy_e2e::target::{LogitRows, Target, VerifyStream};
 use canopy_kernels::DraftTree;
 
-use crate::engine_args::EngineArgs;
+use crate::engine_args::{EngineArgs, report_passes};
 
 const EXAMPLE: &str = "\
 Rounds of one and several streams, of single rows, chains and trees of changing shapes, with their commits, and the drafter's blocks, run twice
@@ -79,15 +79,7 @@ fn compare(args: &Args) -> Result<()> {
             plain.0, plain.1, recorded.0, recorded.1
         );
     }
-    println!(
-        "{} passes as graphs, {} recorded, {} kernel by kernel, {} refused; {} recordings in {:.1} MiB",
-        counts.replayed,
-        counts.recorded,
-        counts.plain,
-        counts.refused,
-        counts.kept,
-        counts.bytes as f64 / f64::from(1 << 20)
-    );
+    report_passes(counts);
     let differ: Vec<_> = plain.iter().zip(&recorded).filter(|(a, b)| a != b).collect();
     for (a, _) in differ.iter().take(20) {
         println!("differs: {}", a.0);

@@ -16,7 +16,7 @@ use canopy_e2e::target::{LogitRows, Target, VerifyStream};
 use canopy_kernels::DraftTree;
 use serde_json::{Value, json};
 
-use crate::engine_args::EngineArgs;
+use crate::engine_args::{EngineArgs, report_passes};
 use crate::record;
 
 const EXAMPLE: &str = "\
@@ -92,6 +92,7 @@ fn rounds(args: &Args) -> Result<()> {
             }
         }
     }
+    report_passes(target.pass_counts());
     Ok(())
 }
 
@@ -177,6 +178,7 @@ impl Row {
             "model": format!("{:?}", args.engine.model),
             "random_weights": args.engine.random_weights,
             "device": args.engine.device,
+            "graphs": !args.engine.no_graphs,
             "streams": self.streams,
             "nodes": self.nodes,
             "context": self.context,
