@@ -220,8 +220,12 @@ impl Target for Qwen35 {
         let (pass, (logits, logit_rows), features) = run_pass(&self.options.device, || {
             let pass = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
             let logits = self.logits(streams, &batch, &pass.normed)?;
-            let tapped = &pass.tapped;
-            let features = if tapped.is_empty() { None } else { Some(Tensor::cat(tapped, 1)?) };
+            let features = match pass.tapped.as_slice() {
+                [] => None,
+                // A recorded pass's tensors are the next pass's too.
+                [only] if !only.device().is_cpu() => Some(only.force_contiguous()?),
+                tapped => Some(Tensor::cat(tapped, 1)?),
+            };
             Ok::<_, Error>((pass, logits, features))
         })?;
         let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
