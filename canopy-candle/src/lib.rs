@@ -42,6 +42,6 @@ pub use glue::{
 pub use kv::{kv_compact, kv_compact_layers};
 pub use linear::PackedLinear;
 pub use prefill::{DeviceSequences, gdn_prefill};
-pub use recorded::{List, PassCounts, PassInputs, Passes, Placed, Ran};
+pub use recorded::{List, PassCounts, PassInputs, Passes, Placed, Ran, widened};
 pub use top_tokens::{most_top_tokens, top_tokens};
 pub use tree::{DevicePaths, DeviceTree};

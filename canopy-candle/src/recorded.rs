@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Error, Result};
+use candle_core::{DType, Device, Error, Result, Tensor};
 use canopy_kernels::{AcceptedPaths, GdnDims, TreeBatch};
 
 use crate::check::arg;
@@ -147,6 +147,18 @@ impl Placed {
         #[cfg(not(feature = "cuda"))]
         work()
     }
+}
+
+/// `x` in f32; on CUDA, of contiguous bf16, in memory that a recorded pass keeps, as that of `Tensor::to_dtype` is not.
+///
+/// # Errors
+/// From the device.
+pub fn widened(x: &Tensor) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() && x.dtype() == DType::BF16 && x.is_contiguous() && x.elem_count() > 0 {
+        return x.apply_op1_no_bwd(&crate::cuda::cast::ToF32);
+    }
+    x.to_dtype(DType::F32)
 }
 
 fn missing<T>(name: &'static str) -> Result<T> {

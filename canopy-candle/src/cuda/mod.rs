@@ -1,6 +1,7 @@
 //! CUDA storages as the views that the kernels take, and results back. Each op's launch is a file here.
 
 pub(crate) mod attention;
+pub(crate) mod cast;
 pub(crate) mod gdn;
 pub(crate) mod glue;
 pub(crate) mod graph;

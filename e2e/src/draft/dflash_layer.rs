@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DraftBlocks, NormKind, PackedLinear, QkNormRope, add_rms_norm, block_attention,
-    swiglu,
+    swiglu, widened,
 };
 
 use super::dflash_cache::Rows;
@@ -137,7 +137,7 @@ impl DFlashLayer {
         let rows = block.rows.cache_rows();
         let q = pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], block.positions, rows)?;
         let attn = block_attention(block.blocks, self.mask, self.dims, &q, &pool.keys, &pool.values)?;
-        let attn = keep(attn.flatten_from(1)?, kept)?.to_dtype(stream.dtype())?;
+        let attn = widened(&keep(attn.flatten_from(1)?, kept)?)?;
         let mixed = self.o_proj.forward_one(&attn)?;
         let stream = keep(stream.clone(), kept)?;
         let (stream, normed) = add_rms_norm(&mixed, &stream, &self.post_norm, eps, kind)?;

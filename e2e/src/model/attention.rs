@@ -1,7 +1,9 @@
 //! The gated full-attention layer's mixer.
 
 use candle_core::{Device, Tensor};
-use canopy_candle::{AttnDims, CacheRows, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention};
+use canopy_candle::{
+    AttnDims, CacheRows, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention, widened,
+};
 
 use super::Round;
 use crate::Result;
@@ -63,7 +65,7 @@ impl GatedAttention {
         let out = tree_attention(round.tree, self.dims, round.prefix_lens, &q, keys, values)?;
         let out = match self.rope.gated {
             true => attn_gate(self.dims, &out, &q_proj)?,
-            false => out.flatten_from(1)?.to_dtype(q_proj.dtype())?,
+            false => widened(&out.flatten_from(1)?)?,
         };
         Ok(self.o_proj.forward_one(&out)?)
     }
