@@ -20,10 +20,14 @@ struct Kept<T> {
     used: u64,
 }
 
+/// Passes of a key before it takes another one's place among the recordings: a recording costs about as much time as so many passes save.
+const BEFORE_REPLACING: u32 = 16;
+
 /// How a key has fared that has no recording.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Fate {
-    RanOnce,
+    /// Its passes ran kernel by kernel so many times.
+    Ran(u32),
     Refused,
 }
 
@@ -81,7 +85,7 @@ impl<T> Recordings<T> {
         let upload = staged.upload(&self.stream)?;
         let placed = staged.place(inputs, &upload);
         let mut refused = None;
-        if self.fates.get(staged.key()) == Some(&Fate::RanOnce) {
+        if self.due(staged.key()) {
             let recorded = self.recorder.record(|| placed.scope(|| work(&placed)));
             match recorded.and_then(|(graph, value)| Ok((graph.launch().map(|()| graph)?, value))) {
                 Ok((graph, value)) => return Ok(self.keep(staged.key().clone(), graph, upload, value)),
@@ -94,14 +98,20 @@ impl<T> Recordings<T> {
         if self.fates.len() >= MOST_SEEN {
             self.fates.clear();
         }
-        let fate = if refused.is_some() { Fate::Refused } else { Fate::RanOnce };
-        let known = self.fates.entry(staged.key().clone()).or_insert(fate);
-        if fate == Fate::Refused {
-            *known = fate;
-        }
+        let fate = self.fates.entry(staged.key().clone()).or_insert(Fate::Ran(0));
+        *fate = match *fate {
+            Fate::Ran(passes) if refused.is_none() => Fate::Ran(passes + 1),
+            _ => Fate::Refused,
+        };
         self.counts.plain += 1;
         let value = Arc::new(placed.scope(|| work(&placed))?);
         Ok(Ran { value, recording: false, refused })
+    }
+
+    /// Whether a pass of this key is to be recorded.
+    fn due(&self, key: &PassKey) -> bool {
+        let before = if self.kept.len() < self.most { 1 } else { BEFORE_REPLACING };
+        matches!(self.fates.get(key), Some(Fate::Ran(passes)) if *passes >= before)
     }
 
     fn keep(&mut self, key: PassKey, graph: Graph, upload: Arc<CudaSlice<u32>>, value: T) -> Ran<T> {

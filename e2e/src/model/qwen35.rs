@@ -78,7 +78,7 @@ pub struct Qwen35 {
 }
 
 /// Recordings that are kept.
-const RECORDINGS: usize = 48;
+const RECORDINGS: usize = 96;
 
 /// One slot's states, saved.
 #[derive(Debug)]
