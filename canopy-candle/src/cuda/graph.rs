@@ -31,12 +31,14 @@ impl Graph {
 pub(crate) struct Recorder {
     stream: Arc<CudaStream>,
     arena: Option<Arena>,
+    /// Passes allocate by nodes of their graph, where they could not be recorded over the arena.
+    by_nodes: bool,
 }
 
 impl Recorder {
     /// On a device's stream.
     pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
-        Ok(Self { stream: device.cuda_stream(), arena: Some(Arena::new(device)?) })
+        Ok(Self { stream: device.cuda_stream(), arena: Some(Arena::new(device)?), by_nodes: false })
     }
 
     /// Bytes of device memory that all its graphs share.
@@ -57,6 +59,13 @@ impl Recorder {
             attempts += 1;
             match self.attempt(&work) {
                 Err(_) if attempts < ATTEMPTS && self.grow()? => {}
+                Err(first) if !self.by_nodes => {
+                    self.by_nodes = true;
+                    return self.attempt(&work).map_err(|_| {
+                        self.by_nodes = false;
+                        first
+                    });
+                }
                 done => return done,
             }
         }
@@ -67,10 +76,10 @@ impl Recorder {
     }
 
     fn attempt<T, E: From<Error>>(&mut self, work: impl Fn() -> Outcome<T, E>) -> Outcome<(Graph, T), E> {
-        // Errors in this thread alone end the recording; other threads may do as they like.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // The drop of an arena's slice is a call that the stricter modes may not allow meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.stream.begin_capture(mode).w().map_err(E::from)?;
-        let worked = memory::with(&mut self.arena, || catch_unwind(AssertUnwindSafe(work)));
+        let worked = memory::with(&mut self.arena, self.by_nodes, || catch_unwind(AssertUnwindSafe(work)));
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let ended = self.stream.end_capture(flags).w();
         let recorded = match worked {
@@ -79,7 +88,7 @@ impl Recorder {
                 resume_unwind(panic)
             }
             Ok(Err(error)) => Err(error),
-            Ok(Ok(value)) => match ended.and_then(checked) {
+            Ok(Ok(value)) => match ended.and_then(|graph| checked(graph, self.by_nodes)) {
                 Ok(graph) => Ok((graph, value)),
                 Err(error) => Err(error.into()),
             },
@@ -97,7 +106,7 @@ impl Recorder {
 }
 
 /// Refuses a graph with steps that would not be right a second time.
-fn checked(graph: Option<CudaGraph>) -> Result<Graph> {
+fn checked(graph: Option<CudaGraph>, by_nodes: bool) -> Result<Graph> {
     let refuse = |what: std::fmt::Arguments<'_>| {
         arg("recorded pass", "steps").refuse(format_args!("kernels over memory that stays"), what)
     };
@@ -117,7 +126,7 @@ fn checked(graph: Option<CudaGraph>) -> Result<Graph> {
             other => return refuse(format_args!("{other:?}")),
         }
     }
-    if taken != freed {
+    if taken != freed && !by_nodes {
         return refuse(format_args!("{taken} allocations of which {freed} are freed"));
     }
     Ok(Graph(graph))

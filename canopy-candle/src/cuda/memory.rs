@@ -33,6 +33,7 @@ pub(crate) struct Arena {
     blocks: Vec<CudaSlice<u8>>,
     taken: Vec<Taken>,
     missing: usize,
+    by_nodes: bool,
     idle: Idle,
 }
 
@@ -81,13 +82,16 @@ pub(crate) fn is_recording() -> bool {
 /// Room for `len` elements from the open arena, `None` when no pass is being recorded.
 pub(super) fn take<T: DeviceRepr>(device: &CudaDevice, len: usize) -> Result<Option<CudaSlice<T>>> {
     OPEN.with_borrow_mut(|open| match open {
-        Some(arena) if Arc::ptr_eq(&arena.stream, &device.cuda_stream()) => arena.take(len).map(Some),
+        Some(arena) if !arena.by_nodes && Arc::ptr_eq(&arena.stream, &device.cuda_stream()) => {
+            arena.take(len).map(Some)
+        }
         _ => Ok(None),
     })
 }
 
 /// Runs `work`, whose ops take their memory from `arena` as if all of it were free.
-pub(super) fn with<T>(arena: &mut Option<Arena>, work: impl FnOnce() -> T) -> T {
+/// Where `by_nodes`, they allocate from the device's stream as ever, which a recording takes down.
+pub(super) fn with<T>(arena: &mut Option<Arena>, by_nodes: bool, work: impl FnOnce() -> T) -> T {
     /// Puts the arena back where it came from.
     struct Back<'a>(&'a mut Option<Arena>);
     impl Drop for Back<'_> {
@@ -98,6 +102,7 @@ pub(super) fn with<T>(arena: &mut Option<Arena>, work: impl FnOnce() -> T) -> T 
     if let Some(arena) = arena {
         arena.taken.clear();
         arena.missing = 0;
+        arena.by_nodes = by_nodes;
     }
     OPEN.set(arena.take());
     let _back = Back(arena);
@@ -109,7 +114,7 @@ impl Arena {
     pub(super) fn new(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();
         let idle = Idle::of(&stream)?;
-        Ok(Self { stream, blocks: Vec::new(), taken: Vec::new(), missing: 0, idle })
+        Ok(Self { stream, blocks: Vec::new(), taken: Vec::new(), missing: 0, by_nodes: false, idle })
     }
 
     /// Bytes of device memory that it holds.

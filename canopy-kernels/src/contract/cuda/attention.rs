@@ -195,7 +195,8 @@ fn draft_blocks<Out: Output + Element>(
     let draft = blocks(scene);
     let on_device = gpu.up(&draft.slots)?;
     let scratch = block::scratch_len(dims(scene), draft.block_size, draft.slots.len());
-    let of = block::Blocks { block_size: draft.block_size, slots: &draft.slots, on_device: on_device.as_view() };
+    let of =
+        block::Blocks { block_size: draft.block_size, slots: &draft.slots, on_device: on_device.as_view() };
     Pools::new(gpu, scene)?.run::<Out>(gpu, scene, scratch, out, |buffers| {
         block::forward(&gpu.0, dims(scene), of, mask(scene), tile, buffers)
     })

@@ -59,6 +59,11 @@ const KINDS: [Kind; 6] = [
 ];
 
 pub fn run(args: Args) -> Result<()> {
+    // Why a pass could not be recorded is a warning.
+    _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::WARN)
+        .try_init();
     args.engine.pool()?.install(|| compare(&args))
 }
 
