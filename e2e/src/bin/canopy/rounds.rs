@@ -178,7 +178,7 @@ impl Row {
             "model": format!("{:?}", args.engine.model),
             "random_weights": args.engine.random_weights,
             "device": args.engine.device,
-            "graphs": !args.engine.no_graphs,
+            "graphs": args.engine.graphs(),
             "streams": self.streams,
             "nodes": self.nodes,
             "context": self.context,
