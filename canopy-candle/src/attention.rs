@@ -12,6 +12,7 @@ use canopy_kernels::{AttnDims, TreeBatch, block_attention as block_kernel, tree_
 
 use crate::DeviceTree;
 use crate::check::{Arg, arg};
+use crate::recorded::kept;
 use crate::slices::{row_major, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
@@ -53,7 +54,7 @@ pub fn tree_attention(
 ) -> Result<Tensor> {
     tree.check_devices(TREE, &[("q", q), ("k_cache", k_cache), ("v_cache", v_cache)])?;
     let op = TreeAttention { tree, dims, prefix_lens };
-    on_device(q, |q| q.apply_op3_no_bwd(k_cache, v_cache, &op))
+    on_device(q, |q| q.apply_op3_no_bwd(k_cache, v_cache, &op).and_then(kept))
 }
 
 struct TreeAttention<'a> {
@@ -154,7 +155,7 @@ pub fn block_attention(
 ) -> Result<Tensor> {
     check_devices(BLOCK, q.device(), &[("k_cache", k_cache), ("v_cache", v_cache)])?;
     let op = BlockAttention { blocks, mask, dims };
-    on_device(q, |q| q.apply_op3_no_bwd(k_cache, v_cache, &op))
+    on_device(q, |q| q.apply_op3_no_bwd(k_cache, v_cache, &op).and_then(kept))
 }
 
 struct BlockAttention<'a> {

@@ -13,6 +13,7 @@ use canopy_kernels::{ConvDims, tree_conv as kernel};
 use crate::check::arg;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::recorded::kept;
 use crate::slices::{Carried, expect_distinct, pool_mut, row_major, storage_from, values, write_back};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
@@ -60,7 +61,9 @@ pub fn tree_conv_to(
 ) -> Result<Tensor> {
     tree.check_devices(VERIFY, &[("x", x), ("weight", weight), ("conv_state", conv_state)])?;
     arg(VERIFY, "out").float(dtype)?;
-    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &TreeConvVerify { tree, dtype })
+    row_major(x)?
+        .apply_op3_no_bwd(&row_major(weight)?, conv_state, &TreeConvVerify { tree, dtype })
+        .and_then(kept)
 }
 
 struct TreeConvVerify<'a> {

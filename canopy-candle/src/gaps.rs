@@ -1,83 +1,94 @@
 //! Room between pieces of memory.
 
-/// A piece of one of several blocks, bytes `start..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub block: usize,
-    pub start: usize,
-    pub end: usize,
+use std::ops::Range;
+
+/// Pieces of one block that come and go.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces<H> {
+    /// In order; the holder tells whether its piece is still used.
+    live: Vec<(Range<usize>, H)>,
+    /// All pieces so far, in the order in which they came.
+    places: Vec<Range<usize>>,
 }
 
-/// The first gap of `bytes` between `taken`, which are in order and do not overlap, in blocks of `sizes`: its place among them, and the piece.
-/// The first `margin` bytes of a block stay free.
-pub(crate) fn first(
-    taken: impl IntoIterator<Item = Piece>,
-    sizes: impl IntoIterator<Item = usize>,
-    (bytes, margin): (usize, usize),
-) -> Option<(usize, Piece)> {
-    let (mut taken, mut place) = (taken.into_iter().peekable(), 0);
-    for (block, size) in sizes.into_iter().enumerate() {
-        let mut start = margin;
-        while let Some(next) = taken.next_if(|next| next.block == block && next.start < start + bytes) {
-            start = next.end;
-            place += 1;
-        }
-        let end = start + bytes;
-        if end <= size {
-            return Some((place, Piece { block, start, end }));
-        }
-        while taken.next_if(|next| next.block == block).is_some() {
-            place += 1;
-        }
+impl<H> Pieces<H> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self { live: Vec::new(), places: Vec::new() }
     }
-    None
+
+    /// The lowest `bytes` bytes from `margin` on that no piece takes which `lives`, for `holder`.
+    pub fn place(&mut self, bytes: usize, margin: usize, holder: H, lives: impl Fn(&H) -> bool) {
+        self.live.retain(|(_, holder)| lives(holder));
+        let (at, piece) = first_gap(self.live.iter().map(|(piece, _)| piece), bytes, margin);
+        self.places.push(piece.clone());
+        self.live.insert(at, (piece, holder));
+    }
+
+    /// Where all of them lay.
+    pub fn places(self) -> Vec<Range<usize>> {
+        self.places
+    }
+}
+
+/// The first gap between `taken`, which are in order and do not overlap: its place among them, and the piece.
+fn first_gap<'a>(
+    taken: impl Iterator<Item = &'a Range<usize>>,
+    bytes: usize,
+    margin: usize,
+) -> (usize, Range<usize>) {
+    let (mut at, mut start) = (0, margin);
+    for piece in taken {
+        if start + bytes <= piece.start {
+            break;
+        }
+        (at, start) = (at + 1, piece.end);
+    }
+    (at, start..start + bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Piece, first};
+    use std::rc::Rc;
 
-    const MARGIN: usize = 2;
+    use super::{Pieces, first_gap};
 
     #[test]
     fn the_first_gap_that_is_wide_enough_is_taken() {
-        let piece = |block, start, end| Piece { block, start, end };
-        let taken = [piece(0, 2, 5), piece(0, 7, 10), piece(1, 2, 3), piece(1, 6, 12)];
-        let gap = |bytes| first(taken, [10, 12, 20], (bytes, MARGIN));
-        assert_eq!(gap(2), Some((1, piece(0, 5, 7))));
-        assert_eq!(gap(3), Some((3, piece(1, 3, 6))));
-        assert_eq!(gap(4), Some((4, piece(2, 2, 6))));
-        assert_eq!(gap(18), Some((4, piece(2, 2, 20))));
-        assert_eq!(gap(19), None);
-        assert_eq!(first([], [10], (8, MARGIN)), Some((0, piece(0, 2, 10))));
-        assert_eq!(first([], [], (1, MARGIN)), None);
+        let taken = [2..5, 7..10, 13..14];
+        let gap = |bytes| first_gap(taken.iter(), bytes, 2);
+        assert_eq!(gap(2), (1, 5..7));
+        assert_eq!(gap(3), (2, 10..13));
+        assert_eq!(gap(4), (3, 14..18));
+        assert_eq!(first_gap([].iter(), 8, 2), (0, 2..10));
+        assert_eq!(first_gap([4..6].iter(), 2, 2), (0, 2..4));
     }
 
-    /// Pieces come and go in an order from a seed: no two overlap, none leaves its block, the list stays in order.
+    /// Pieces come and go in an order from a seed: none overlaps one that lives, and what is free is used again.
     #[test]
-    fn pieces_never_overlap() {
-        let (sizes, mut taken, mut seed) = ([200usize, 300], Vec::<Piece>::new(), 7u64);
-        let mut served = 0;
+    fn pieces_that_live_never_overlap() {
+        const MARGIN: usize = 4;
+        let (mut pieces, mut held, mut seed) = (Pieces::new(), Vec::<(Rc<()>, usize)>::new(), 7u64);
+        let mut asked = 0;
         for _ in 0..3000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let bytes = 1 + (seed >> 33) as usize % 60;
-            match first(taken.iter().copied(), sizes, (bytes, MARGIN)) {
-                Some((place, piece)) if seed >> 60 < 11 => {
-                    assert_eq!(piece.end - piece.start, bytes);
-                    assert!(piece.start >= MARGIN && piece.end <= sizes[piece.block]);
-                    taken.insert(place, piece);
-                    served += 1;
+            if seed >> 60 < 8 || held.is_empty() {
+                let (bytes, holder) = (1 + (seed >> 33) as usize % 60, Rc::new(()));
+                pieces.place(bytes, MARGIN, holder.clone(), |holder| Rc::strong_count(holder) > 1);
+                let number = pieces.places.len() - 1;
+                assert_eq!(pieces.places[number].len(), bytes);
+                assert!(pieces.places[number].start >= MARGIN);
+                asked += bytes;
+                for (_, other) in &held {
+                    let (new, old) = (&pieces.places[number], &pieces.places[*other]);
+                    assert!(new.end <= old.start || old.end <= new.start, "{new:?} {old:?}");
                 }
-                _ if taken.is_empty() => {}
-                _ => _ = taken.remove((seed >> 40) as usize % taken.len()),
-            }
-            for pair in taken.windows(2) {
-                assert!(
-                    pair[0].block < pair[1].block
-                        || pair[0].block == pair[1].block && pair[0].end <= pair[1].start
-                );
+                held.push((holder, number));
+            } else {
+                held.remove((seed >> 40) as usize % held.len());
             }
         }
-        assert!(served > 1000);
+        let end = pieces.places().iter().map(|piece| piece.end).max().unwrap_or(0);
+        assert!(end < asked / 4, "{end} of {asked}");
     }
 }

@@ -13,6 +13,7 @@ use canopy_kernels::gates::launch::{self, Element};
 use crate::check::arg;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::recorded::kept;
 use crate::slices::{row_major, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
@@ -40,7 +41,7 @@ const OP: &str = "gates";
 /// A shape, dtype or device that differs from the above.
 pub fn gates(ab: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Result<Tensor> {
     check_devices(OP, ab.device(), &[("a_log", a_log), ("dt_bias", dt_bias)])?;
-    row_major(ab)?.apply_op3_no_bwd(&row_major(a_log)?, &row_major(dt_bias)?, &Gates)
+    row_major(ab)?.apply_op3_no_bwd(&row_major(a_log)?, &row_major(dt_bias)?, &Gates).and_then(kept)
 }
 
 struct Gates;

@@ -13,6 +13,7 @@ use crate::check::arg;
 #[cfg(feature = "cuda")]
 use crate::cuda::gdn::Source;
 use crate::planes::{self, PlaneViews, PlanesMut};
+use crate::recorded::kept;
 use crate::slices::{Carried, expect_distinct, pool, pool_mut, row_major, values};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
@@ -116,7 +117,7 @@ pub fn tree_gdn_verify(
 ) -> Result<TreeGdnOutput> {
     tree.check_devices(VERIFY, &[("qkv", qkv), ("gates", gates), ("state", state)])?;
     let op = TreeGdnVerify { tree, dims, variant, state: None };
-    let packed = row_major(qkv)?.apply_op3_no_bwd(&row_major(gates)?, state, &op)?;
+    let packed = row_major(qkv)?.apply_op3_no_bwd(&row_major(gates)?, state, &op).and_then(kept)?;
     TreeGdnOutput::from_packed(packed, tree.host().rows(), dims)
 }
 

@@ -242,7 +242,10 @@ impl PackedLinear {
     fn on_cuda(&self, x: &Tensor, weight: &crate::cuda::linear::Weight) -> Result<Tensor> {
         let rounding = if self.bf16_rows { Rounding::Bf16 } else { Rounding::Split };
         let product = crate::cuda::linear::Product { weight, rounding, outputs: &self.outputs };
-        row_major(&x.to_dtype(DType::F32)?)?.apply_op1_no_bwd(&product)?.to_dtype(x.dtype())
+        let pack = row_major(&x.to_dtype(DType::F32)?)?
+            .apply_op1_no_bwd(&product)
+            .and_then(crate::recorded::kept)?;
+        pack.to_dtype(x.dtype())
     }
 
     fn product(&self, x: &Tensor, weight: OnCpu<'_>) -> Result<Tensor> {

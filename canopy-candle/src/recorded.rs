@@ -149,6 +149,14 @@ impl Placed {
     }
 }
 
+/// An op's result, which a pass that is being recorded keeps until it has been.
+pub(crate) fn kept(made: Tensor) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    return crate::cuda::memory::kept(made);
+    #[cfg(not(feature = "cuda"))]
+    Ok(made)
+}
+
 /// `x` in f32; on CUDA, of contiguous bf16, in memory that a recorded pass keeps, as that of `Tensor::to_dtype` is not.
 ///
 /// # Errors
@@ -156,7 +164,7 @@ impl Placed {
 pub fn widened(x: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda() && x.dtype() == DType::BF16 && x.is_contiguous() && x.elem_count() > 0 {
-        return x.apply_op1_no_bwd(&crate::cuda::cast::ToF32);
+        return x.apply_op1_no_bwd(&crate::cuda::cast::ToF32).and_then(kept);
     }
     x.to_dtype(DType::F32)
 }

@@ -10,7 +10,7 @@ use canopy_kernels::tree_attention::launch as tree;
 use half::bf16;
 
 use super::gdn::Source;
-use super::{lists, output, storage, view};
+use super::{lists, memory, output, storage, view};
 use crate::check::arg;
 use crate::wrap::WrapKernelErr;
 use crate::{DeviceTree, List};
@@ -65,6 +65,7 @@ impl Operands<'_> {
             scratch: &mut scratch,
             out: out.slice_mut(..shape.elem_count()),
         })?;
+        memory::keep(scratch);
         Ok(storage(device, out, shape.clone()))
     }
 

@@ -16,7 +16,7 @@ use canopy_kernels::tree_gdn::{Solve, Variant};
 use canopy_kernels::tree_gdn_serial::launch::{self as serial, ChainBuffers, Pool};
 use half::bf16;
 
-use super::{output, parts, view, view_mut};
+use super::{memory, output, parts, view, view_mut};
 use crate::check::arg;
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
@@ -147,7 +147,9 @@ impl Verify<'_> {
             u,
             g_cum,
         };
-        launch::verify(&device.cuda_stream(), self.dims, batch, tree, buffers).wrap()
+        launch::verify(&device.cuda_stream(), self.dims, batch, tree, buffers).wrap()?;
+        memory::keep(scratch);
+        Ok(())
     }
 }
 

@@ -7,12 +7,9 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream, sys};
 use candle_core::{CudaDevice, Error, Result};
 
-use super::memory::{self, Arena};
+use super::memory::{self, Arena, Plan};
 use crate::check::arg;
 use crate::recorded::Outcome;
-
-/// How often one pass is recorded anew because its memory did not suffice.
-const ATTEMPTS: usize = 12;
 
 /// A recorded pass. Its launches follow one another on the device's one stream.
 pub(crate) struct Graph(CudaGraph);
@@ -30,65 +27,50 @@ impl Graph {
 /// Records passes over one arena.
 pub(crate) struct Recorder {
     stream: Arc<CudaStream>,
-    arena: Option<Arena>,
-    /// Passes allocate by nodes of their graph, where they could not be recorded over the arena.
-    by_nodes: bool,
+    arena: Arena,
 }
 
 impl Recorder {
     /// On a device's stream.
     pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
-        Ok(Self { stream: device.cuda_stream(), arena: Some(Arena::new(device)?), by_nodes: false })
+        let stream = device.cuda_stream();
+        Ok(Self { arena: Arena::new(&stream)?, stream })
     }
 
     /// Bytes of device memory that all its graphs share.
     pub(crate) fn bytes(&self) -> usize {
-        self.arena.as_ref().map_or(0, Arena::bytes)
+        self.arena.bytes()
     }
 
-    /// Records what `work` launches; nothing runs yet. What `work` gives lies in the arena.
+    /// Runs `work` kernel by kernel, and tells where its buffers may lie when it is recorded.
+    pub(crate) fn watch<T>(&self, work: impl FnOnce() -> T) -> (T, Option<Plan>) {
+        memory::watch(&self.stream, work)
+    }
+
+    /// Records what `work` launches, which is what it launched when it was watched; nothing runs yet. What `work` gives lies in the arena.
     ///
     /// # Errors
     /// Those of `work`; a step that a graph cannot take, or not again, such as a copy from the host.
     pub(crate) fn record<T, E: From<Error>>(
         &mut self,
+        plan: &Plan,
         work: impl Fn() -> Outcome<T, E>,
     ) -> Outcome<(Graph, T), E> {
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            match self.attempt(&work) {
-                Err(_) if attempts < ATTEMPTS && self.grow()? => {}
-                Err(first) if !self.by_nodes => {
-                    self.by_nodes = true;
-                    return self.attempt(&work).map_err(|_| {
-                        self.by_nodes = false;
-                        first
-                    });
-                }
-                done => return done,
-            }
-        }
-    }
-
-    fn grow(&mut self) -> Result<bool> {
-        self.arena.as_mut().map_or(Ok(false), Arena::grow)
-    }
-
-    fn attempt<T, E: From<Error>>(&mut self, work: impl Fn() -> Outcome<T, E>) -> Outcome<(Graph, T), E> {
-        // The drop of an arena's slice is a call that the stricter modes may not allow meanwhile.
+        let block = self.arena.room(plan)?;
+        // The strict modes are about calls that other threads and libraries make meanwhile; this thread makes none but launches.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.stream.begin_capture(mode).w().map_err(E::from)?;
-        let worked = memory::with(&mut self.arena, self.by_nodes, || catch_unwind(AssertUnwindSafe(work)));
+        let (worked, used) = self.arena.record(plan, block, || catch_unwind(AssertUnwindSafe(work)));
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let ended = self.stream.end_capture(flags).w();
+        drop(used);
         let recorded = match worked {
             Err(panic) => {
                 self.forget_errors();
                 resume_unwind(panic)
             }
             Ok(Err(error)) => Err(error),
-            Ok(Ok(value)) => match ended.and_then(|graph| checked(graph, self.by_nodes)) {
+            Ok(Ok(value)) => match ended.and_then(checked) {
                 Ok(graph) => Ok((graph, value)),
                 Err(error) => Err(error.into()),
             },
@@ -106,12 +88,11 @@ impl Recorder {
 }
 
 /// Refuses a graph with steps that would not be right a second time.
-fn checked(graph: Option<CudaGraph>, by_nodes: bool) -> Result<Graph> {
+fn checked(graph: Option<CudaGraph>) -> Result<Graph> {
     let refuse = |what: std::fmt::Arguments<'_>| {
         arg("recorded pass", "steps").refuse(format_args!("kernels over memory that stays"), what)
     };
     let Some(graph) = graph else { return refuse(format_args!("none")) };
-    let (mut taken, mut freed) = (0, 0);
     for node in nodes(graph.cu_graph())? {
         match kind(node)? {
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL
@@ -121,13 +102,8 @@ fn checked(graph: Option<CudaGraph>, by_nodes: bool) -> Result<Graph> {
                     return refuse(format_args!("a copy from or to the host"));
                 }
             }
-            sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => taken += 1,
-            sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE => freed += 1,
             other => return refuse(format_args!("{other:?}")),
         }
-    }
-    if taken != freed && !by_nodes {
-        return refuse(format_args!("{taken} allocations of which {freed} are freed"));
     }
     Ok(Graph(graph))
 }

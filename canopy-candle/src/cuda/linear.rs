@@ -9,7 +9,7 @@ use candle_core::{
 };
 use canopy_kernels::linear::launch::{self, Rounding, WeightOnDevice, WeightShape};
 
-use super::{lists, output, storage, view};
+use super::{lists, memory, output, storage, view};
 use crate::List;
 use crate::check::{Arg, arg};
 use crate::planes;
@@ -67,7 +67,7 @@ impl Weight {
         launch::lookup(&device.cuda_stream(), &weight, on_device.bits(ids.len()), most, y.slice_mut(..len))
             .wrap()?;
         let (storage, shape) = storage(device, y, shape);
-        Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
+        memory::kept(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, WeightOnDevice> {
@@ -103,6 +103,7 @@ impl CustomOp1 for Product<'_> {
         let y = pack.as_view_mut();
         launch::forward(&device.cuda_stream(), &mut weight, self.rounding, x, &mut scratch, &starts, y)
             .wrap()?;
+        memory::keep(scratch);
         Ok(storage(device, pack, count))
     }
 }

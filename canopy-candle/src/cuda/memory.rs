@@ -1,40 +1,39 @@
 //! The device memory of a recorded pass.
 //!
-//! A graph runs with the addresses it was recorded with, so a recorded pass allocates from an [`Arena`], memory that stays its own, instead
-//! of from the device's pool. All graphs of one arena run over the same memory: what one leaves is there until the next one runs.
+//! A graph runs with the addresses it was recorded with, so a recorded pass has memory of its own. A run kernel by kernel is watched first:
+//! when its buffers come and go gives the [`Plan`] of where each lies in one block. The recording takes its buffers by that plan and keeps all
+//! of them until it has ended, so that meanwhile nothing but launches reaches the driver. All graphs of one [`Arena`] run over the same
+//! memory: what one leaves is there until the next one runs.
 
+use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, sys::CUdeviceptr,
+    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, sys,
 };
-use candle_core::{CudaDevice, Result};
+use candle_core::{CudaDevice, Result, Tensor};
 
 use crate::check::arg;
-use crate::gaps::{self, Piece};
+use crate::gaps::Pieces;
 
-/// Bytes that a buffer's address is a multiple of.
+/// Bytes that a buffer's address is a multiple of, and that the first one lies behind a block's start.
 const ALIGN: usize = 256;
 /// Bytes of the first block.
-const FIRST: usize = 32 << 20;
+const FIRST: usize = 8 << 20;
 
-/// A buffer of the pass that is being recorded.
-struct Taken {
-    piece: Piece,
-    /// The buffer's slice holds the other reference while it lives.
-    holder: Arc<CudaStream>,
-}
+const OP: &str = "recorded pass";
 
-/// Memory of recorded passes.
-pub(crate) struct Arena {
-    stream: Arc<CudaStream>,
-    blocks: Vec<CudaSlice<u8>>,
-    taken: Vec<Taken>,
-    missing: usize,
-    by_nodes: bool,
-    idle: Idle,
+/// Where a pass's buffers lie in a block, in the order in which it asks for them.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan(Arc<[Range<usize>]>);
+
+impl Plan {
+    fn bytes(&self) -> usize {
+        self.0.iter().map(|piece| piece.end).max().unwrap_or(0)
+    }
 }
 
 /// Slices of an arena believe that they are allocations of this stream, where nothing runs: what their drop asks for, the driver refuses,
@@ -59,62 +58,172 @@ impl Idle {
         all.push((ordinal, idle.clone()));
         Ok(idle)
     }
+}
 
-    /// `len` elements at an address inside a block of an arena, and what tells whether the slice lives.
-    ///
-    /// # Safety
-    /// The memory is there, and no living slice's; the address is not an allocation's.
-    unsafe fn slice<T>(&self, address: CUdeviceptr, len: usize) -> (CudaSlice<T>, Arc<CudaStream>) {
-        // SAFETY: the stream lives as long as the process.
-        let holder = unsafe { self.0.context().wrap_borrowed_stream(self.0.cu_stream()) };
-        // SAFETY: the caller's promise; the slice's drop frees nothing.
-        (unsafe { holder.upgrade_device_ptr(address, len) }, holder)
+/// A slice that counts as dropped when the holder has no other owner.
+///
+/// # Safety
+/// `len` elements are at the address; what the drop of an allocation of `stream` does to them is right.
+unsafe fn held<T>(
+    stream: &CudaStream,
+    address: sys::CUdeviceptr,
+    len: usize,
+) -> (CudaSlice<T>, Arc<CudaStream>) {
+    // SAFETY: a buffer's storage keeps its device, and with it the stream, and an idle one lives as long as the process.
+    let holder = unsafe { stream.context().wrap_borrowed_stream(stream.cu_stream()) };
+    // SAFETY: the caller's promise.
+    (unsafe { holder.upgrade_device_ptr(address, len) }, holder)
+}
+
+fn is_dropped(holder: &Arc<CudaStream>) -> bool {
+    Arc::strong_count(holder) == 1
+}
+
+/// A pass that is watched: its buffers are the device's own.
+struct Watched {
+    stream: Arc<CudaStream>,
+    pieces: Pieces<Arc<CudaStream>>,
+}
+
+impl Watched {
+    fn take<T: DeviceRepr>(&mut self, len: usize) -> Result<CudaSlice<T>> {
+        // SAFETY: whoever takes it writes it before it is read.
+        let address = unsafe { self.stream.alloc::<T>(len) }.w()?.leak();
+        // SAFETY: an allocation of this stream, owned by nobody else.
+        let (slice, holder) = unsafe { held(&self.stream, address, len) };
+        self.pieces.place(bytes_of::<T>(len), ALIGN, holder, |holder| !is_dropped(holder));
+        Ok(slice)
     }
 }
 
-thread_local!(static OPEN: RefCell<Option<Arena>> = const { RefCell::new(None) });
+/// A pass that is being recorded.
+struct Recorded {
+    stream: Arc<CudaStream>,
+    idle: Idle,
+    /// The address of the block.
+    block: sys::CUdeviceptr,
+    plan: Plan,
+    holders: Vec<Arc<CudaStream>>,
+    kept: Vec<Box<dyn Any>>,
+}
+
+impl Recorded {
+    fn take<T: DeviceRepr>(&mut self, len: usize) -> Result<CudaSlice<T>> {
+        let (number, bytes) = (self.holders.len(), bytes_of::<T>(len));
+        self.check(format_args!("before buffer {number} of {bytes} bytes"))?;
+        let Some(piece) = self.plan.0.get(number).filter(|piece| piece.len() == bytes) else {
+            let got = format_args!("{bytes} bytes as number {number}");
+            return arg(OP, "buffers").refuse(format_args!("those of its run before"), got);
+        };
+        let address = self.block + piece.start as sys::CUdeviceptr;
+        // SAFETY: the piece lies inside the block behind its first byte, where no allocation begins; buffers share memory only as the plan has
+        // it, by which the pass's launches are done with one when another begins.
+        let (slice, holder) = unsafe { held(&self.idle.0, address, len) };
+        self.holders.push(holder);
+        Ok(slice)
+    }
+
+    /// Refuses to go on when the driver has given the recording up.
+    fn check(&self, when: std::fmt::Arguments<'_>) -> Result<()> {
+        if self.stream.capture_status().w()? == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+            return Ok(());
+        }
+        let dropped = self.holders.iter().filter(|holder| is_dropped(holder)).count();
+        let got = format_args!("one that ended {when}, {dropped} buffers dropped");
+        arg(OP, "recording").refuse(format_args!("one that goes on"), got)
+    }
+}
+
+enum Open {
+    Watched(Watched),
+    Recorded(Recorded),
+}
+
+thread_local!(static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) });
+
+/// Runs `work` with `open` in force, and gives it back.
+fn with<T>(open: Open, work: impl FnOnce() -> T) -> (T, Option<Open>) {
+    /// Closes it if `work` panics.
+    struct Close;
+    impl Drop for Close {
+        fn drop(&mut self) {
+            OPEN.take();
+        }
+    }
+    OPEN.set(Some(open));
+    let close = Close;
+    let done = work();
+    let open = OPEN.take();
+    drop(close);
+    (done, open)
+}
 
 /// Whether this thread is recording a pass.
 pub(crate) fn is_recording() -> bool {
-    OPEN.with_borrow(Option::is_some)
+    OPEN.with_borrow(|open| matches!(open, Some(Open::Recorded(_))))
 }
 
-/// Room for `len` elements from the open arena, `None` when no pass is being recorded.
-pub(super) fn take<T: DeviceRepr>(device: &CudaDevice, len: usize) -> Result<Option<CudaSlice<T>>> {
-    OPEN.with_borrow_mut(|open| match open {
-        Some(arena) if !arena.by_nodes && Arc::ptr_eq(&arena.stream, &device.cuda_stream()) => {
-            arena.take(len).map(Some)
+/// Keeps a buffer that nobody needs any more until the pass that is being recorded has been.
+pub(crate) fn keep<T: 'static>(buffer: T) {
+    OPEN.with_borrow_mut(|open| {
+        if let Some(Open::Recorded(recorded)) = open {
+            recorded.kept.push(Box::new(buffer));
         }
+    });
+}
+
+/// An op's result, which a recording [`keep`]s.
+///
+/// # Errors
+/// When the driver gave the recording up in the op.
+pub(crate) fn kept(made: Tensor) -> Result<Tensor> {
+    keep(made.clone());
+    OPEN.with_borrow(|open| match open {
+        Some(Open::Recorded(recorded)) => {
+            recorded.check(format_args!("in the launches of buffer {}", recorded.holders.len().max(1) - 1))
+        }
+        _ => Ok(()),
+    })?;
+    Ok(made)
+}
+
+/// Room for `len` elements in a pass that is watched or recorded, `None` in others.
+pub(super) fn take<T: DeviceRepr>(device: &CudaDevice, len: usize) -> Result<Option<CudaSlice<T>>> {
+    let here = |stream: &Arc<CudaStream>| Arc::ptr_eq(stream, &device.cuda_stream());
+    OPEN.with_borrow_mut(|open| match open {
+        Some(Open::Watched(watched)) if here(&watched.stream) => watched.take(len).map(Some),
+        Some(Open::Recorded(recorded)) if here(&recorded.stream) => recorded.take(len).map(Some),
         _ => Ok(None),
     })
 }
 
-/// Runs `work`, whose ops take their memory from `arena` as if all of it were free.
-/// Where `by_nodes`, they allocate from the device's stream as ever, which a recording takes down.
-pub(super) fn with<T>(arena: &mut Option<Arena>, by_nodes: bool, work: impl FnOnce() -> T) -> T {
-    /// Puts the arena back where it came from.
-    struct Back<'a>(&'a mut Option<Arena>);
-    impl Drop for Back<'_> {
-        fn drop(&mut self) {
-            *self.0 = OPEN.take();
-        }
-    }
-    if let Some(arena) = arena {
-        arena.taken.clear();
-        arena.missing = 0;
-        arena.by_nodes = by_nodes;
-    }
-    OPEN.set(arena.take());
-    let _back = Back(arena);
-    work()
+fn bytes_of<T>(len: usize) -> usize {
+    (len * size_of::<T>()).next_multiple_of(ALIGN).max(ALIGN)
+}
+
+/// Runs `work` over memory of the stream, and tells where its buffers may lie when it is recorded.
+pub(super) fn watch<T>(stream: &Arc<CudaStream>, work: impl FnOnce() -> T) -> (T, Option<Plan>) {
+    let watched = Watched { stream: stream.clone(), pieces: Pieces::new() };
+    let (done, open) = with(Open::Watched(watched), work);
+    let plan = match open {
+        Some(Open::Watched(watched)) => Some(Plan(watched.pieces.places().into())),
+        _ => None,
+    };
+    (done, plan)
+}
+
+/// Memory of recorded passes.
+pub(super) struct Arena {
+    stream: Arc<CudaStream>,
+    /// Graphs run over all of them; new ones over the last.
+    blocks: Vec<CudaSlice<u8>>,
+    idle: Idle,
 }
 
 impl Arena {
     /// An empty arena.
-    pub(super) fn new(device: &CudaDevice) -> Result<Self> {
-        let stream = device.cuda_stream();
-        let idle = Idle::of(&stream)?;
-        Ok(Self { stream, blocks: Vec::new(), taken: Vec::new(), missing: 0, by_nodes: false, idle })
+    pub(super) fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        Ok(Self { stream: stream.clone(), blocks: Vec::new(), idle: Idle::of(stream)? })
     }
 
     /// Bytes of device memory that it holds.
@@ -122,33 +231,33 @@ impl Arena {
         self.blocks.iter().map(CudaSlice::len).sum()
     }
 
-    /// True after a pass that did not find room, once the arena has grown; to be called when nothing is being recorded.
-    pub(super) fn grow(&mut self) -> Result<bool> {
-        let missing = std::mem::take(&mut self.missing);
-        if missing == 0 {
-            return Ok(false);
+    /// Makes room for a plan, to be called when nothing is being recorded.
+    pub(super) fn room(&mut self, plan: &Plan) -> Result<sys::CUdeviceptr> {
+        let last = self.blocks.last().map_or(0, CudaSlice::len);
+        if last < plan.bytes() {
+            let bytes = plan.bytes().max(2 * last).max(FIRST);
+            // SAFETY: whoever takes a piece of it writes it before it is read.
+            self.blocks.push(unsafe { self.stream.alloc::<u8>(bytes) }.w()?);
         }
-        let bytes = (missing + 2 * ALIGN).max(self.bytes()).max(FIRST);
-        // SAFETY: whoever takes a piece of it writes it before it is read.
-        self.blocks.push(unsafe { self.stream.alloc::<u8>(bytes) }.w()?);
-        Ok(true)
+        Ok(self.blocks.last().map_or(0, |block| block.device_ptr(&self.stream).0))
     }
 
-    fn take<T: DeviceRepr>(&mut self, len: usize) -> Result<CudaSlice<T>> {
-        let bytes = (len * size_of::<T>()).next_multiple_of(ALIGN).max(ALIGN);
-        self.taken.retain(|taken| Arc::strong_count(&taken.holder) > 1);
-        let taken = self.taken.iter().map(|taken| taken.piece);
-        // The start of a block is the address of an allocation.
-        let Some((at, piece)) = gaps::first(taken, self.blocks.iter().map(CudaSlice::len), (bytes, ALIGN))
-        else {
-            self.missing = bytes;
-            let got = format_args!("{} of them used", self.bytes());
-            return arg("recorded pass", "memory").refuse(format_args!("{bytes} free bytes"), got);
+    /// Runs `work`, whose ops take their memory by `plan` in the block at `block` ([`Self::room`]); what it used is to be dropped when the recording has
+    /// ended.
+    pub(super) fn record<T>(
+        &self,
+        plan: &Plan,
+        block: sys::CUdeviceptr,
+        work: impl FnOnce() -> T,
+    ) -> (T, impl Sized + use<T>) {
+        let recorded = Recorded {
+            stream: self.stream.clone(),
+            idle: self.idle.clone(),
+            block,
+            plan: plan.clone(),
+            holders: Vec::new(),
+            kept: Vec::new(),
         };
-        let address = self.blocks[piece.block].device_ptr(&self.stream).0 + piece.start as CUdeviceptr;
-        // SAFETY: the piece lies inside a block behind its first byte, and is no living slice's.
-        let (slice, holder) = unsafe { self.idle.slice(address, len) };
-        self.taken.insert(at, Taken { piece, holder });
-        Ok(slice)
+        with(Open::Recorded(recorded), work)
     }
 }

@@ -8,6 +8,7 @@ use candle_core::{CudaDevice, Error, Result};
 
 use super::graph::{Graph, Recorder};
 use super::inputs::{PassKey, Staged};
+use super::memory::Plan;
 use crate::recorded::{Outcome, PassCounts, PassInputs, Placed, Ran};
 
 /// Keys of passes that ran once, at most; beyond that all are forgotten.
@@ -24,10 +25,9 @@ struct Kept<T> {
 const BEFORE_REPLACING: u32 = 16;
 
 /// How a key has fared that has no recording.
-#[derive(Clone, Copy)]
 enum Fate {
-    /// Its passes ran kernel by kernel so many times.
-    Ran(u32),
+    /// Its passes ran kernel by kernel so many times, over buffers that came and went so.
+    Ran(u32, Plan),
     Refused,
 }
 
@@ -84,34 +84,50 @@ impl<T> Recordings<T> {
         }
         let upload = staged.upload(&self.stream)?;
         let placed = staged.place(inputs, &upload);
+        let work = || placed.scope(|| work(&placed));
         let mut refused = None;
-        if self.due(staged.key()) {
-            let recorded = self.recorder.record(|| placed.scope(|| work(&placed)));
+        if let Some(plan) = self.due(staged.key()) {
+            let recorded = self.recorder.record(&plan, work);
             match recorded.and_then(|(graph, value)| Ok((graph.launch().map(|()| graph)?, value))) {
                 Ok((graph, value)) => return Ok(self.keep(staged.key().clone(), graph, upload, value)),
                 Err(error) => {
                     self.counts.refused += 1;
+                    self.fates.insert(staged.key().clone(), Fate::Refused);
                     refused = Some(error.to_string());
                 }
             }
         }
-        if self.fates.len() >= MOST_SEEN {
-            self.fates.clear();
-        }
-        let fate = self.fates.entry(staged.key().clone()).or_insert(Fate::Ran(0));
-        *fate = match *fate {
-            Fate::Ran(passes) if refused.is_none() => Fate::Ran(passes + 1),
-            _ => Fate::Refused,
-        };
         self.counts.plain += 1;
-        let value = Arc::new(placed.scope(|| work(&placed))?);
+        let value = Arc::new(self.launch(staged.key(), work)?);
         Ok(Ran { value, recording: false, refused })
     }
 
-    /// Whether a pass of this key is to be recorded.
-    fn due(&self, key: &PassKey) -> bool {
+    /// Runs a pass kernel by kernel; one of an unknown key is watched.
+    fn launch<E>(&mut self, key: &PassKey, work: impl FnOnce() -> Outcome<T, E>) -> Outcome<T, E> {
+        match self.fates.get_mut(key) {
+            Some(Fate::Ran(passes, _)) => *passes += 1,
+            Some(Fate::Refused) => {}
+            None => {
+                let (worked, plan) = self.recorder.watch(work);
+                if self.fates.len() >= MOST_SEEN {
+                    self.fates.clear();
+                }
+                if let (Ok(_), Some(plan)) = (&worked, plan) {
+                    self.fates.insert(key.clone(), Fate::Ran(1, plan));
+                }
+                return worked;
+            }
+        }
+        work()
+    }
+
+    /// The plan of a key whose pass is to be recorded.
+    fn due(&self, key: &PassKey) -> Option<Plan> {
         let before = if self.kept.len() < self.most { 1 } else { BEFORE_REPLACING };
-        matches!(self.fates.get(key), Some(Fate::Ran(passes)) if *passes >= before)
+        match self.fates.get(key) {
+            Some(Fate::Ran(passes, plan)) if *passes >= before => Some(plan.clone()),
+            _ => None,
+        }
     }
 
     fn keep(&mut self, key: PassKey, graph: Graph, upload: Arc<CudaSlice<u32>>, value: T) -> Ran<T> {

@@ -12,6 +12,7 @@ use crate::check::{Arg, arg};
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::planes::{self, PlaneViews, PlanesMut};
+use crate::recorded::kept;
 use crate::slices::{row_major, row_pieces, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
@@ -53,7 +54,7 @@ impl NormKind {
 /// A weight of another width, a dtype that is not a float, or two devices.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32, kind: NormKind) -> Result<Tensor> {
     check_devices(RMS, x.device(), &[("weight", weight)])?;
-    row_major(x)?.apply_op2_no_bwd(&row_major(weight)?, &RmsNorm { eps, kind })
+    row_major(x)?.apply_op2_no_bwd(&row_major(weight)?, &RmsNorm { eps, kind }).and_then(kept)
 }
 
 struct RmsNorm {
@@ -131,11 +132,9 @@ pub fn add_rms_norm(
     kind: NormKind,
 ) -> Result<(Tensor, Tensor)> {
     check_devices(ADD_RMS, x.device(), &[("residual", residual), ("weight", weight)])?;
-    let pack = row_major(x)?.apply_op3_no_bwd(
-        &row_major(residual)?,
-        &row_major(weight)?,
-        &AddRmsNorm { eps, kind },
-    )?;
+    let pack =
+        row_major(x)?.apply_op3_no_bwd(&row_major(residual)?, &row_major(weight)?, &AddRmsNorm { eps, kind });
+    let pack = pack.and_then(kept)?;
     let mut views = PlaneViews::new(&pack);
     Ok((views.take(x.shape())?, views.take(x.shape())?))
 }
@@ -219,7 +218,7 @@ impl CustomOp3 for AddRmsNorm {
 /// A shape that differs from the above, a dtype that is not a float, or two devices.
 pub fn gated_rms_norm(o: &Tensor, z: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     check_devices(GATED, o.device(), &[("z", z), ("weight", weight)])?;
-    row_major(o)?.apply_op3_no_bwd(&row_pieces(z)?, &row_major(weight)?, &GatedRmsNorm { eps })
+    row_major(o)?.apply_op3_no_bwd(&row_pieces(z)?, &row_major(weight)?, &GatedRmsNorm { eps }).and_then(kept)
 }
 
 struct GatedRmsNorm {

@@ -14,6 +14,7 @@ use crate::check::arg;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::planes::{self, PlaneViews, PlanesMut};
+use crate::recorded::kept;
 use crate::slices::{Carried, row_major, row_pieces, storage_from, values};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
@@ -79,7 +80,7 @@ pub fn qk_norm_rope(
     positions: &[i32],
 ) -> Result<(Tensor, Tensor)> {
     let carried = Rope::new(op, q_proj, k_proj, positions)?;
-    let pack = row_pieces(q_proj)?.apply_op2_no_bwd(&row_pieces(k_proj)?, &carried)?;
+    let pack = row_pieces(q_proj)?.apply_op2_no_bwd(&row_pieces(k_proj)?, &carried).and_then(kept)?;
     let mut views = PlaneViews::new(&pack);
     let (rows, dims) = (positions.len(), op.dims);
     let q = views.take((rows, dims.q_heads, dims.head_dim))?;
@@ -215,7 +216,7 @@ impl CustomOp2 for Rope<'_> {
 /// A shape, dtype or device that differs from the above.
 pub fn attn_gate(dims: AttnDims, attn: &Tensor, q_proj: &Tensor) -> Result<Tensor> {
     check_devices(GATE, attn.device(), &[("q_proj", q_proj)])?;
-    row_major(attn)?.apply_op2_no_bwd(&row_pieces(q_proj)?, &AttnGate { dims })
+    row_major(attn)?.apply_op2_no_bwd(&row_pieces(q_proj)?, &AttnGate { dims }).and_then(kept)
 }
 
 struct AttnGate {

@@ -90,7 +90,9 @@ fn fused(
     let heads = (positions.len(), op.dims.kv_heads, op.dims.head_dim);
     rows.check_pair((keys, values), ("k_proj", &k_proj.reshape(heads)?), v)?;
     let (k_proj, v) = (&row_pieces(k_proj)?, &row_pieces(v)?);
-    row_pieces(q_proj)?.apply_op1_no_bwd(&RopeAppend { rope, rows, k_proj, v, keys, values })
+    row_pieces(q_proj)?
+        .apply_op1_no_bwd(&RopeAppend { rope, rows, k_proj, v, keys, values })
+        .and_then(crate::recorded::kept)
 }
 
 /// The call over its queries; the pools are locked for writing inside.

@@ -11,6 +11,7 @@ use canopy_kernels::glue::launch;
 use crate::check::arg;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::recorded::kept;
 #[cfg(feature = "cuda")]
 use crate::slices::matrix;
 use crate::slices::{row_pieces, storage_from, values};
@@ -34,7 +35,7 @@ const OP: &str = "swiglu";
 /// Shapes that differ, a dtype that is not a float, or two devices.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     check_devices(OP, gate.device(), &[("up", up)])?;
-    row_pieces(gate)?.apply_op2_no_bwd(&row_pieces(up)?, &Swiglu)
+    row_pieces(gate)?.apply_op2_no_bwd(&row_pieces(up)?, &Swiglu).and_then(kept)
 }
 
 struct Swiglu;
