@@ -212,6 +212,9 @@ pub(super) fn watch<T>(stream: &Arc<CudaStream>, work: impl FnOnce() -> T) -> (T
     (done, plan)
 }
 
+/// The buffers of a recording, some of which nothing else owns.
+pub(super) struct Used(#[expect(dead_code, reason = "owned until it is dropped")] Option<Open>);
+
 /// Memory of recorded passes.
 pub(super) struct Arena {
     stream: Arc<CudaStream>,
@@ -249,7 +252,7 @@ impl Arena {
         plan: &Plan,
         block: sys::CUdeviceptr,
         work: impl FnOnce() -> T,
-    ) -> (T, impl Sized + use<T>) {
+    ) -> (T, Used) {
         let recorded = Recorded {
             stream: self.stream.clone(),
             idle: self.idle.clone(),
@@ -258,6 +261,7 @@ impl Arena {
             holders: Vec::new(),
             kept: Vec::new(),
         };
-        with(Open::Recorded(recorded), work)
+        let (done, open) = with(Open::Recorded(recorded), work);
+        (done, Used(open))
     }
 }

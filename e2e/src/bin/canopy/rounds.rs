@@ -36,6 +36,9 @@ pub struct Args {
     /// Nodes of a stream's tree, the root included
     #[arg(long, value_delimiter = ',', default_value = "1,8,16,32,64", value_name = "NODES")]
     nodes: Vec<NonZeroUsize>,
+    /// Chains in place of trees
+    #[arg(long)]
+    chains: bool,
     /// Streams that share a round
     #[arg(long, value_delimiter = ',', default_value = "1", value_name = "STREAMS")]
     streams: Vec<NonZeroUsize>,
@@ -77,7 +80,8 @@ fn rounds(args: &Args) -> Result<()> {
         for &streams in &args.streams {
             prefill(&mut target, streams.get(), context)?;
             for &nodes in &args.nodes {
-                let row = time(&mut target, streams.get(), nodes.get(), context, args.repeats.get())?;
+                let tree = tree(nodes.get(), args.chains)?;
+                let row = time(&mut target, streams.get(), &tree, context, args.repeats.get())?;
                 let base = rows.iter().find(|base| {
                     base.nodes == 1 && (base.streams, base.context) == (row.streams, row.context)
                 });
@@ -119,8 +123,18 @@ fn tokens(target: &Qwen35, count: usize, seed: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729 + 17) % vocab) as u32).collect()
 }
 
-fn time(target: &mut Qwen35, streams: usize, nodes: usize, context: usize, repeats: usize) -> Result<Row> {
-    let tree = if nodes < 8 { DraftTree::chain(nodes)? } else { DraftTree::bole(nodes, nodes as u64)? };
+fn tree(nodes: usize, chains: bool) -> Result<DraftTree> {
+    Ok(if chains || nodes < 8 { DraftTree::chain(nodes)? } else { DraftTree::bole(nodes, nodes as u64)? })
+}
+
+fn time(
+    target: &mut Qwen35,
+    streams: usize,
+    tree: &DraftTree,
+    context: usize,
+    repeats: usize,
+) -> Result<Row> {
+    let nodes = tree.len();
     let deepest = tree.depths().iter().position(|&depth| depth as usize == tree.max_depth());
     let path = tree.path(deepest.unwrap_or(0));
     let path = &path[..path.len().div_ceil(2)];
@@ -181,6 +195,7 @@ impl Row {
             "graphs": args.engine.graphs(),
             "streams": self.streams,
             "nodes": self.nodes,
+            "chains": args.chains || self.nodes < 8,
             "context": self.context,
             "repeats": self.rounds.len(),
             "ms_median": 1e3 * self.quantile(0.5),
