@@ -103,15 +103,12 @@ impl Default for LoadOptions {
             offline: false,
             device: "cpu".into(),
             variant: None,
-            graphs: Self::GRAPHS,
+            graphs: true,
         }
     }
 }
 
 impl LoadOptions {
-    /// Whether passes are recorded when nobody says: not yet, since no device has replayed one.
-    pub const GRAPHS: bool = false;
-
     fn bf16_rows(&self, device: &Device) -> bool {
         device.is_cuda() && self.rows == RowPrecision::Bf16
     }

@@ -106,9 +106,9 @@ pub struct Args {
     /// Never ask the network for a model.
     #[arg(long, env = "CANOPY_OFFLINE")]
     pub offline: bool,
-    /// Replay recorded graphs on CUDA instead of launching every kernel by itself; the bits are the same.
-    #[arg(long, env = "CANOPY_GRAPHS")]
-    pub graphs: bool,
+    /// Launch every kernel by itself on CUDA instead of replaying recorded graphs; the bits are the same.
+    #[arg(long, env = "CANOPY_NO_GRAPHS")]
+    pub no_graphs: bool,
     /// Log lines as text or as JSON.
     #[arg(long, env = "CANOPY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

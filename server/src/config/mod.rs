@@ -155,7 +155,7 @@ impl TryFrom<Args> for Config {
             api_keys,
             cors: cors(&args.cors_origin)?,
             offline: args.offline,
-            graphs: args.graphs,
+            graphs: !args.no_graphs,
             log_format: args.log_format,
             log: args.log.clone(),
             typed: Args { api_key: Vec::new(), ..args },

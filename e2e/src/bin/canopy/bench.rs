@@ -337,7 +337,7 @@ fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
             "texts_equal": row.texts_equal,
             "widest_tie": row.tie,
             "device": args.engine.device,
-            "graphs": args.engine.graphs(),
+            "graphs": !args.engine.no_graphs,
             "threads": rayon::current_num_threads(),
             "machine": machine,
             "commit": commit,

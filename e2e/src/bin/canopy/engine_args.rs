@@ -45,11 +45,8 @@ pub struct EngineArgs {
     /// Uses only what the hub's cache already holds
     #[arg(long)]
     pub offline: bool,
-    /// Replays recorded CUDA graphs of passes that come again
-    #[arg(long, overrides_with = "no_graphs")]
-    pub graphs: bool,
-    /// Launches every kernel by itself on CUDA, as is the default
-    #[arg(long, overrides_with = "graphs")]
+    /// Launches every kernel by itself on CUDA; the bits are the same
+    #[arg(long)]
     pub no_graphs: bool,
 }
 
@@ -124,11 +121,6 @@ pub fn random_ids(vocab: usize, tokens: usize, seed: u64) -> Vec<u32> {
 }
 
 impl EngineArgs {
-    /// Whether passes are recorded.
-    pub fn graphs(&self) -> bool {
-        self.graphs || LoadOptions::GRAPHS && !self.no_graphs
-    }
-
     /// The pool that the rest runs in.
     pub fn pool(&self) -> Result<rayon::ThreadPool> {
         Ok(threads::pool(self.threads.map(NonZeroUsize::get))?)
@@ -150,7 +142,7 @@ impl EngineArgs {
             device: self.device.clone(),
             rows: self.rows.into(),
             random_weights: self.random_weights,
-            graphs: self.graphs(),
+            graphs: !self.no_graphs,
             ..LoadOptions::default()
         }
     }

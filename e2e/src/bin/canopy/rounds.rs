@@ -192,7 +192,7 @@ impl Row {
             "model": format!("{:?}", args.engine.model),
             "random_weights": args.engine.random_weights,
             "device": args.engine.device,
-            "graphs": args.engine.graphs(),
+            "graphs": !args.engine.no_graphs,
             "streams": self.streams,
             "nodes": self.nodes,
             "chains": args.chains || self.nodes < 8,
