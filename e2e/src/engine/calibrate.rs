@@ -27,6 +27,8 @@ struct Sizes {
     rows: &'static [usize],
     /// Rows of those of several streams, besides one row of each.
     shared: &'static [usize],
+    /// Rows of passes of chains, for any number of streams; none where a chain costs what a tree costs.
+    chains: &'static [usize],
     /// Sizes above are timed in the first sweep only.
     small: usize,
     /// Sweeps over all sizes; the fastest pass of each size counts. What disturbs the machine for a while thereby meets
@@ -46,6 +48,7 @@ struct Sizes {
 const HOST: Sizes = Sizes {
     rows: &[1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64],
     shared: &[],
+    chains: &[],
     small: 16,
     sweeps: 4,
     passes: 2,
@@ -58,6 +61,7 @@ const HOST: Sizes = Sizes {
 const DEVICE: Sizes = Sizes {
     rows: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 65, 96, 128],
     shared: &[16, 32, 64, 65, 128, 129, 256],
+    chains: &[1, 2, 4, 8, 12, 16, 32, 64, 65, 128, 129, 256],
     small: usize::MAX,
     sweeps: 2,
     passes: 2,
@@ -73,12 +77,15 @@ pub(super) fn tuner(
     measure: bool,
 ) -> Result<Tuner> {
     let block_size = drafter.as_ref().map_or(1, |drafter| drafter.block_size());
-    let (mut verify, mut draft, mut sizes) = (Vec::new(), None, &HOST);
+    let (mut verify, mut chains, mut draft, mut sizes) = (Vec::new(), Vec::new(), None, &HOST);
     if measure {
         sizes = sizes_for(target)?;
         let slots = target.slots();
         for &streams in sizes.streams.iter().filter(|&&streams| streams <= slots) {
-            let curve = CostCurve::through(&time_verify(target, streams, sizes)?, VERIFY_PER_ROW);
+            let points = time_verify(target, streams, sizes)?;
+            let walked = time_chains(target, (streams, block_size), sizes)?;
+            chains.extend(chain_curve(walked, &points).map(|curve| (streams, curve.rigid())));
+            let curve = CostCurve::through(&points, VERIFY_PER_ROW);
             verify.extend(curve.map(|curve| (streams, curve)));
         }
     }
@@ -92,7 +99,16 @@ pub(super) fn tuner(
         return Ok(Tuner::new(first, draft, block_size));
     }
     let verify = verify.into_iter().map(|(streams, curve)| (streams, curve.rigid())).collect();
-    Ok(Tuner::new(first, draft.rigid(), block_size).with_streams(verify, sizes.steps))
+    Ok(Tuner::new(first, draft.rigid(), block_size).with_streams(verify, sizes.steps).with_chains(chains))
+}
+
+/// What passes of chains cost: as measured, and beyond that as much less than trees as the largest ones.
+fn chain_curve(mut chains: Vec<(usize, f64)>, trees: &[(usize, f64)]) -> Option<CostCurve> {
+    let &(largest, seconds) = chains.last()?;
+    let saved = CostCurve::through(trees, VERIFY_PER_ROW)?.predict(largest) - seconds;
+    let beyond = trees.iter().filter(|(rows, _)| *rows > largest);
+    chains.extend(beyond.map(|&(rows, of_trees)| (rows, (of_trees - saved).max(seconds))));
+    CostCurve::through(&chains, VERIFY_PER_ROW)
 }
 
 /// By where the target computes.
@@ -144,8 +160,28 @@ fn time_verify(target: &mut dyn Target, streams: usize, sizes: &Sizes) -> Result
     rows.sort_unstable();
     rows.dedup();
     sweep(rows, sizes, |rows| {
-        let share = |slot| rows / streams + usize::from(slot < rows % streams);
-        let passes: Result<Vec<_>> = (0..streams).map(|slot| Ok(pass(slot, comb(share(slot))?))).collect();
+        let passes: Result<Vec<_>> =
+            (0..streams).map(|slot| Ok(pass(slot, comb(share(rows, streams, slot))?))).collect();
+        time_pass(target, &passes?)
+    })
+}
+
+/// Rows of one of `streams` streams that share `rows`.
+fn share(rows: usize, streams: usize, slot: usize) -> usize {
+    rows / streams + usize::from(slot < rows % streams)
+}
+
+/// Passes of chains of at most `block` rows of so many streams.
+fn time_chains(
+    target: &mut dyn Target,
+    (streams, block): (usize, usize),
+    sizes: &Sizes,
+) -> Result<Vec<(usize, f64)>> {
+    let most = streams * block.min(target.context_len() - 1);
+    let rows = sizes.chains.iter().copied().filter(|rows| (streams..=most).contains(rows)).collect();
+    sweep(rows, sizes, |rows| {
+        let passes: Result<Vec<_>> =
+            (0..streams).map(|slot| Ok(pass(slot, DraftTree::chain(share(rows, streams, slot))?))).collect();
         time_pass(target, &passes?)
     })
 }
@@ -223,6 +259,16 @@ mod tests {
     use crate::loader::{LoadOptions, load_drafter, load_target};
 
     #[test]
+    fn beyond_the_longest_chains_their_passes_cost_as_much_less_than_trees() {
+        let trees = [(1, 5.0), (16, 6.0), (64, 7.0), (65, 9.0)];
+        let curve = chain_curve(vec![(1, 5.0), (16, 5.75)], &trees).unwrap();
+        for (rows, seconds) in [(1, 5.0), (16, 5.75), (64, 6.75), (65, 8.75)] {
+            assert!((curve.predict(rows) - seconds).abs() < 1e-9, "{rows} rows: {}", curve.predict(rows));
+        }
+        assert!(chain_curve(Vec::new(), &trees).is_none());
+    }
+
+    #[test]
     fn a_devices_sizes_are_timed_for_several_streams_and_leave_every_slot_empty() {
         let files = |set: &str| {
             let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(set);
@@ -238,6 +284,8 @@ mod tests {
         assert_eq!(verify.iter().map(|point| point.0).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 24, 32, 48]);
         let of_three = time_verify(&mut target, 3, &sizes).unwrap();
         assert_eq!(of_three.iter().map(|p| p.0).collect::<Vec<_>>(), [3, 16, 32, 64, 65, 128, 129]);
+        let chains = time_chains(&mut target, (2, 8), &sizes).unwrap();
+        assert_eq!(chains.iter().map(|point| point.0).collect::<Vec<_>>(), [2, 4, 8, 12, 16]);
         let draft = time_draft(&mut target, &mut drafter, &sizes).unwrap();
         // Blocks of 3, 4, 5, 6 and 8 rows for one stream, of 8 for two.
         assert_eq!(draft.iter().map(|point| point.0).collect::<Vec<_>>(), [5, 7, 9, 11, 15, 30]);

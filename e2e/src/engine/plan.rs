@@ -10,6 +10,7 @@ use super::choose::Rules;
 use super::stream::joined;
 use super::{Engine, Mode, StageTimes, Stream};
 use crate::Result;
+use crate::constrain::Grammar;
 use crate::draft::{DraftRequest, Drafter};
 use crate::target::{LogitRows, VerifyStream};
 use crate::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtree_from};
@@ -256,7 +257,8 @@ impl Engine {
 
     /// The drafts' trees. Logits that are no distribution end a tree before them; the stream loses speed, not its text.
     fn build(&self, drafts: &[Draft], logits: &[Tensor], others: &[Work]) -> Result<Vec<CandidateTree>> {
-        let (mut trees, mut auto, mut worth) = (Vec::with_capacity(drafts.len()), Vec::new(), Vec::new());
+        let mut trees = Vec::with_capacity(drafts.len());
+        let (mut auto, mut worth, mut chains) = (Vec::new(), Vec::new(), Vec::new());
         for (draft, logits) in drafts.iter().zip(logits) {
             let top_k = match draft.mode {
                 Mode::Chain => 1,
@@ -282,17 +284,14 @@ impl Engine {
                 Mode::Auto => {
                     let tuning = &self.running[draft.index].tuning;
                     let root = (draft.root, grammar.is_some());
+                    if let Some(mut chain) = self.tuner.chain(tuning, &marginals, draft.root, options)? {
+                        prune(grammar, draft.budget, &mut chain.0, &mut chain.1)?;
+                        chains.push(chain);
+                    }
                     self.tuner.build(tuning, &marginals, root, options)?
                 }
             };
-            if let Some(grammar) = grammar {
-                let allowed = grammar.allowed(&tree);
-                tree.retain(&allowed)?;
-                tree.truncate(draft.budget)?;
-                let mut kept = allowed.iter();
-                nodes.retain(|_| kept.next() == Some(&true));
-                nodes.truncate(tree.tokens().len());
-            }
+            prune(grammar, draft.budget, &mut tree, &mut nodes)?;
             if draft.mode == Mode::Auto {
                 auto.push(trees.len());
                 worth.push(nodes);
@@ -302,13 +301,34 @@ impl Engine {
         if !auto.is_empty() {
             let fixed = (0..trees.len()).filter(|tree| !auto.contains(tree));
             let rows = others.iter().map(Work::rows).chain(fixed.map(|tree| trees[tree].tokens().len()));
-            let budgets = self.tuner.budgets(&worth, rows.sum::<usize>() + auto.len());
-            for (tree, budget) in auto.into_iter().zip(budgets) {
+            let (chains, of_chains): (Vec<_>, Vec<_>) = chains.into_iter().unzip();
+            let spent = self.tuner.spend(&worth, &of_chains, rows.sum::<usize>() + auto.len());
+            if spent.chains {
+                auto.iter().zip(chains).for_each(|(&tree, chain)| trees[tree] = chain);
+            }
+            for (tree, budget) in auto.into_iter().zip(spent.budgets) {
                 trees[tree].truncate(budget)?;
             }
         }
         Ok(trees)
     }
+}
+
+/// Leaves out what a grammar does not allow, of a tree and of what its nodes are worth.
+fn prune(
+    grammar: Option<&Grammar>,
+    budget: usize,
+    tree: &mut CandidateTree,
+    worth: &mut Vec<f64>,
+) -> Result<()> {
+    let Some(grammar) = grammar else { return Ok(()) };
+    let allowed = grammar.allowed(tree);
+    tree.retain(&allowed)?;
+    tree.truncate(budget)?;
+    let mut kept = allowed.iter();
+    worth.retain(|_| kept.next() == Some(&true));
+    worth.truncate(tree.tokens().len());
+    Ok(())
 }
 
 /// `total` shared out among `wanted`, the smallest first: nobody gets more than it wants, and whoever gets less than that

@@ -149,7 +149,7 @@ impl Engine {
 
     /// Tells `auto` what the round cost and brought.
     fn learn(&mut self, plan: &Plan, outcomes: &[Outcome], times: &StageTimes) {
-        let mut rows = Some(0);
+        let (mut rows, mut chains) = (Some(0), true);
         for (work, outcome) in plan.work.iter().zip(outcomes) {
             let Rows::Tree { tree, source } = &work.rows else {
                 // A prompt chunk's rows want no logits: they say little about a round's.
@@ -157,6 +157,7 @@ impl Engine {
                 continue;
             };
             rows = rows.map(|rows| rows + tree.tokens().len());
+            chains &= tree.tree().is_chain();
             let stream = &mut self.running[work.index];
             // The other modes' trees are as large as they were asked to be: they say nothing about what pays.
             if stream.speculation.mode != Mode::Auto {
@@ -177,7 +178,7 @@ impl Engine {
         }
         if let Some(rows) = rows {
             let seconds = times.verify + times.accept + times.commit;
-            self.tuner.observe_verify(rows, outcomes.len(), seconds);
+            self.tuner.observe_verify(rows, outcomes.len(), chains, seconds);
             if let Some(seconds) = plan.draft_seconds {
                 self.tuner.draft.observe(plan.draft_load, seconds);
             }

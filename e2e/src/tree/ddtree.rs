@@ -16,6 +16,8 @@ struct Taken {
     ranks: Vec<u32>,
     joint: Vec<f64>,
     log_probs: Vec<f64>,
+    /// Whether the path to a node has best tokens only.
+    on_spine: Vec<bool>,
 }
 
 impl Taken {
@@ -26,6 +28,7 @@ impl Taken {
             ranks: Vec::with_capacity(nodes),
             joint: Vec::with_capacity(nodes),
             log_probs: Vec::with_capacity(nodes),
+            on_spine: Vec::with_capacity(nodes),
         };
         taken.push(-1, 0, (root, 0.0), 0.0);
         taken
@@ -37,6 +40,8 @@ impl Taken {
         self.ranks.push(rank);
         self.joint.push(joint);
         self.log_probs.push(candidate.1);
+        let behind_best = usize::try_from(parent).map_or(true, |parent| self.on_spine[parent]);
+        self.on_spine.push(rank == 0 && behind_best);
         self.tokens.len() - 1
     }
 
@@ -88,19 +93,21 @@ impl Entry {
 /// # Errors
 /// When the budget is beyond a draft tree's limit.
 pub fn ddtree_from(marginals: &Marginals, root: u32, options: BuildOptions) -> Result<CandidateTree> {
-    ddtree_above(f64::NEG_INFINITY, marginals, root, options)
+    ddtree_above((f64::NEG_INFINITY, 0.0), marginals, root, options)
 }
 
-/// The beginning of [`ddtree_from`] whose nodes' joint log-probs are at least `least`.
+/// The beginning of [`ddtree_from`] whose nodes' joint log-probs are at least `least`, when a node with another than a depth's best token
+/// before it in its path is less probable by the factor e^`behind`, at most 1.
 ///
 /// # Errors
 /// When the budget is beyond a draft tree's limit.
 pub fn ddtree_above(
-    least: f64,
+    (least, behind): (f64, f64),
     marginals: &Marginals,
     root: u32,
     options: BuildOptions,
 ) -> Result<CandidateTree> {
+    let behind = behind.min(0.0);
     let mut taken = Taken::new(root, options.budget.min(DraftTree::MAX_NODES) + 1);
     let mut heap = Heap::new();
     let entry = |taken: &Taken, parent: usize, depth: usize, rank: u32| {
@@ -108,6 +115,7 @@ pub fn ddtree_above(
         let candidates = &candidates[..candidates.len().min(options.top_k)];
         let entry = candidates.get(rank as usize).map(|&(_, log_prob)| {
             // The parent's sum plus one log-prob: rounding keeps the order of siblings and of generations.
+            let log_prob = if taken.on_spine[parent] { log_prob } else { log_prob + behind };
             Entry { joint: taken.joint[parent] + log_prob, parent, depth, rank }
         });
         // What comes below or after an entry is no more probable.

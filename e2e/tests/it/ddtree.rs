@@ -235,12 +235,40 @@ fn a_tree_above_a_probability_is_the_beginning_of_the_whole_one() {
     let marginals = Marginals::from_logits(&logits, 8, options(60)).expect("valid logits");
     let whole = ddtree_from(&marginals, 3, options(60)).expect("a tree");
     for least in [f64::NEG_INFINITY, -6.0, -3.0, -1.0, 0.1] {
-        let tree = ddtree_above(least, &marginals, 3, options(60)).expect("a tree");
+        let tree = ddtree_above((least, 0.0), &marginals, 3, options(60)).expect("a tree");
         let above = whole.joint_log_probs()[1..].iter().filter(|&&joint| joint >= least).count();
         assert_eq!(tree.budget(), above);
         assert_eq!(tree.tokens(), &whole.tokens()[..=above]);
         assert_eq!(tree.tree().parents(), &whole.tree().parents()[..=above]);
     }
+}
+
+#[test]
+fn what_is_less_sure_behind_a_sibling_comes_later_and_a_spine_stays() {
+    let logits: Vec<f32> = (0..6).flat_map(|_| [2.0f32, 1.5, 0.0, -1.0]).collect();
+    let marginals = Marginals::from_logits(&logits, 4, options(40)).expect("valid logits");
+    let mut behind_siblings = Vec::new();
+    for behind in [0.0, 0.3f64.ln(), f64::NEG_INFINITY] {
+        let tree = ddtree_above((f64::NEG_INFINITY, behind), &marginals, 3, options(40)).expect("a tree");
+        let (shape, ranks, joint) = (tree.tree(), tree.ranks(), tree.joint_log_probs());
+        assert!(joint.windows(2).all(|pair| pair[1] <= pair[0]));
+        let off_spine = |node: &usize| {
+            let path = shape.path(*node);
+            path[..path.len() - 1].iter().any(|&before| ranks[before] > 0)
+        };
+        for node in 1..ranks.len() {
+            let path = shape.path(node);
+            let factors = path[1..].iter().filter(|node| off_spine(node)).count();
+            let plain: f64 = path[1..].iter().map(|&node| tree.log_probs()[node]).sum();
+            let expected = if factors == 0 { plain } else { plain + factors as f64 * behind };
+            assert!(
+                joint[node] == expected || (joint[node] - expected).abs() < 1e-9,
+                "{behind}, node {node}"
+            );
+        }
+        behind_siblings.push((1..ranks.len()).filter(off_spine).count());
+    }
+    assert!(behind_siblings[0] > behind_siblings[1], "{behind_siblings:?}");
 }
 
 #[test]

@@ -15,6 +15,8 @@ const PRIOR: f64 = 6.0;
 const KEEP: f64 = 0.98;
 /// No node is taken to be accepted more surely than this.
 const MOST: f64 = 0.98;
+/// What the drafter's probabilities are worth behind a sibling, before anything was observed: its rows are conditioned on its own best tokens.
+const BEHIND: f64 = 0.5;
 
 fn cell(depth: usize, rank: u32) -> (usize, usize) {
     (depth.clamp(1, DEPTHS) - 1, (rank as usize).min(RANKS - 1))
@@ -22,12 +24,16 @@ fn cell(depth: usize, rank: u32) -> (usize, usize) {
 
 /// Accepted over expected per depth and rank.
 #[derive(Clone, Debug)]
-pub(super) struct Ratios([[f64; RANKS]; DEPTHS]);
+pub(super) struct Ratios {
+    of: [[f64; RANKS]; DEPTHS],
+    /// Further factor of a node with another than a best token before it in its path.
+    behind: f64,
+}
 
 impl Default for Ratios {
     /// The drafter's own probabilities.
     fn default() -> Self {
-        Self([[1.0; RANKS]; DEPTHS])
+        Self { of: [[1.0; RANKS]; DEPTHS], behind: 1.0 }
     }
 }
 
@@ -35,7 +41,17 @@ impl Ratios {
     /// The probability of acceptance where the drafter says `log_prob`.
     fn accepted(&self, depth: usize, rank: u32, log_prob: f64) -> f64 {
         let (row, column) = cell(depth, rank);
-        (log_prob.exp() * self.0[row][column]).clamp(0.0, MOST)
+        (log_prob.exp() * self.of[row][column]).clamp(0.0, MOST)
+    }
+
+    /// The drafter's own probabilities, with what is thought of siblings before anything was observed.
+    pub fn apart() -> Self {
+        Self { behind: BEHIND, ..Self::default() }
+    }
+
+    /// See [`Self::behind`]'s field, as a log.
+    pub fn behind(&self) -> f64 {
+        self.behind.min(1.0).ln()
     }
 
     /// The drafter's marginals corrected: a tree built from them is the best one by what is accepted.
@@ -63,16 +79,23 @@ impl Trials {
 
 /// Running counts of one stream, or of all.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Acceptance([[Trials; RANKS]; DEPTHS]);
+pub(super) struct Acceptance {
+    of: [[Trials; RANKS]; DEPTHS],
+    /// Nodes with another than a best token before them, where they are counted apart.
+    behind: Trials,
+}
 
 impl Acceptance {
     /// Takes in which nodes of a verified tree were accepted (`path`, root first), when `ratios` of the drafter's
-    /// probabilities were expected to be.
-    pub fn observe(&mut self, tree: &CandidateTree, path: &[usize], ratios: &Ratios) {
-        for trials in self.0.iter_mut().flatten() {
+    /// probabilities were expected to be. Where nodes behind siblings are counted `apart`, a chain says nothing about siblings.
+    pub fn observe(&mut self, tree: &CandidateTree, path: &[usize], ratios: &Ratios, apart: bool) {
+        let seen = if apart && tree.tree().is_chain() { 1 } else { RANKS };
+        let of = self.of.iter_mut().flat_map(|ranks| &mut ranks[..seen]);
+        for trials in of.chain((seen == RANKS).then_some(&mut self.behind)) {
             trials.expected *= KEEP;
             trials.accepted *= KEEP;
         }
+        let behind = path.iter().position(|&node| tree.ranks()[node] > 0).unwrap_or(path.len());
         for node in 1..tree.tokens().len() {
             let Some(parent) = tree.tree().parent(node) else { continue };
             let depth = tree.tree().depths()[node] as usize;
@@ -80,9 +103,16 @@ impl Acceptance {
                 continue;
             }
             let rank = tree.ranks()[node];
+            let mut expected = ratios.accepted(depth, rank, tree.log_probs()[node]);
             let (row, column) = cell(depth, rank);
-            let trials = &mut self.0[row][column];
-            trials.expected += ratios.accepted(depth, rank, tree.log_probs()[node]);
+            let trials = match apart && depth > behind {
+                true => {
+                    expected *= ratios.behind;
+                    &mut self.behind
+                }
+                false => &mut self.of[row][column],
+            };
+            trials.expected += expected;
             trials.accepted += f64::from(u8::from(path.get(depth) == Some(&node)));
         }
     }
@@ -91,14 +121,15 @@ impl Acceptance {
     /// its rank over all depths, and each rank on everything.
     pub fn corrected(&self, expected: &Ratios) -> Ratios {
         let mut of_rank = [Trials::default(); RANKS];
-        for (rank, trials) in self.0.iter().flat_map(|ranks| ranks.iter().enumerate()) {
+        for (rank, trials) in self.of.iter().flat_map(|ranks| ranks.iter().enumerate()) {
             of_rank[rank].add(trials);
         }
         let mut all = Trials::default();
         of_rank.iter().for_each(|trials| all.add(trials));
         let of_rank = of_rank.map(|trials| trials.ratio(all.ratio(1.0)));
         let mut ratios = expected.clone();
-        for (row, cells) in ratios.0.iter_mut().zip(&self.0) {
+        ratios.behind *= self.behind.ratio(1.0);
+        for (row, cells) in ratios.of.iter_mut().zip(&self.of) {
             for (rank, (ratio, trials)) in row.iter_mut().zip(cells).enumerate() {
                 *ratio *= trials.ratio(of_rank[rank]);
             }
@@ -125,7 +156,7 @@ mod tests {
         let tree = ddtree_from(&marginals(), 0, OPTIONS).unwrap();
         let mut acceptance = Acceptance::default();
         for _ in 0..60 {
-            acceptance.observe(&tree, &path(&tree), &Ratios::default());
+            acceptance.observe(&tree, &path(&tree), &Ratios::default(), false);
         }
         let corrected = acceptance.corrected(&Ratios::default()).correct(&marginals());
         [0, 1].map(|rank: usize| corrected.depth(1)[rank].1.exp())

@@ -11,11 +11,13 @@
 //! After the draft: the drafter's probabilities are corrected by the stream's statistics, and the tree is built from the
 //! corrected ones ([`Tuner::build`]). A best-first tree's prefixes are the best trees of their sizes, and each node is
 //! worth its probability of being accepted: the nodes of all auto streams are kept, best first, at the `k` with the
-//! most `tokens - rate * seconds` ([`Tuner::budgets`]). Timings decide
+//! most `tokens - rate * seconds` ([`Tuner::spend`]). A device, which walks chains faster than it solves trees, may get
+//! the streams' chains instead ([`chains`]). Timings decide
 //! the speed only: the text is the target's own whatever is drafted.
 
 mod acceptance;
 mod blocks;
+mod chains;
 mod cost;
 mod curves;
 #[cfg(test)]
@@ -27,13 +29,15 @@ mod tests;
 use acceptance::{Acceptance, Ratios};
 pub(super) use blocks::block_lengths;
 use blocks::{Blocks, Drafted};
+use chains::Chains;
+pub(super) use chains::Spent;
 pub use cost::CostCurve;
 use curves::Curves;
 use lookup::Hits;
 pub(super) use lookup::{History, Lookup};
 
 use crate::Result;
-use crate::tree::{BuildOptions, CandidateTree, Marginals, ddtree_above};
+use crate::tree::{BuildOptions, CandidateTree, Marginals, chain_from, ddtree_above};
 
 /// Share of the time in plain rounds that trials of the drafter may cost.
 const PROBE_SHARE: f64 = 0.01;
@@ -127,6 +131,8 @@ pub(super) fn draft_load(block_rows: usize, horizon: usize) -> usize {
 pub(super) struct Tuner {
     /// Seconds of verify, accept and commit by rows and streams.
     verify: Curves,
+    /// The same of chains, where they differ.
+    chains: Option<Chains>,
     /// Seconds of draft and build by draft load.
     pub draft: CostCurve,
     /// Numbers of rows behind which a pass costs a step more; the last is the most of a pass in which nodes are drafted.
@@ -147,7 +153,7 @@ impl Tuner {
         let (shared, ratios) = (Acceptance::default(), Ratios::default());
         let (blocks, hits) = (Blocks::new(block_size), Hits::default());
         let (verify, steps) = (Curves::from(verify), &[][..]);
-        Self { verify, draft, steps, shared, ratios, blocks, hits, rounds: 0.0, rate }
+        Self { verify, chains: None, draft, steps, shared, ratios, blocks, hits, rounds: 0.0, rate }
     }
 
     /// For a device: with the costs of passes by their streams, rising, and the numbers of rows behind which they step up.
@@ -156,15 +162,41 @@ impl Tuner {
         Self { verify: Curves::new(curves).unwrap_or(self.verify), steps, ..self }
     }
 
+    /// With the costs of passes of chains by their streams, rising: rounds may have chains in place of trees, and nodes behind siblings have
+    /// statistics of their own.
+    #[must_use]
+    pub fn with_chains(self, curves: Vec<(usize, CostCurve)>) -> Self {
+        let chains = Curves::new(curves).map(Chains::new);
+        let ratios = if chains.is_some() { Ratios::apart() } else { self.ratios };
+        Self { chains, ratios, ..self }
+    }
+
     /// Sets how many streams the round to be planned has.
     pub fn set_streams(&mut self, streams: usize) {
         self.verify.select(streams);
+        if let Some(chains) = &mut self.chains {
+            chains.verify.select(streams);
+        }
     }
 
-    /// Takes in that a pass of `rows` rows over `streams` streams took `seconds`.
-    pub fn observe_verify(&mut self, rows: usize, streams: usize, seconds: f64) {
-        self.verify.select(streams);
-        self.verify.observe(rows, seconds);
+    /// Takes in that a pass of `rows` rows over `streams` streams, `chains` or others, took `seconds`.
+    pub fn observe_verify(&mut self, rows: usize, streams: usize, chains: bool, seconds: f64) {
+        self.set_streams(streams);
+        let trees = self.verify.predict(rows);
+        let Some(of_chains) = &mut self.chains else { return self.verify.observe(rows, seconds) };
+        // A slower machine is slower for both: what is in use must not look cheaper and cheaper beside the other.
+        let walked = of_chains.verify.predict(rows);
+        let slower = seconds / if chains { walked } else { trees };
+        self.verify.observe(rows, slower * trees);
+        of_chains.verify.observe(rows, slower * walked);
+    }
+
+    /// What passes cost that are shaped like the last drafted round's.
+    fn passes(&self) -> &Curves {
+        match &self.chains {
+            Some(chains) if chains.are_used() => &chains.verify,
+            _ => &self.verify,
+        }
     }
 
     /// Knowledge for a new stream: what the engine's streams have in common.
@@ -173,7 +205,7 @@ impl Tuner {
         StreamTuning { acceptance: Acceptance::default(), blocks, hits: Hits::default(), plain_seconds: 0.0 }
     }
 
-    /// Where the draft of each stream comes from, and sets the rate that [`Self::budgets`] spends by.
+    /// Where the draft of each stream comes from, and sets the rate that [`Self::spend`] spends by.
     pub fn choose(&mut self, streams: &mut [Candidate<'_>], fixed: Fixed) -> Choices {
         let lookups: Vec<_> = streams.iter_mut().map(|stream| self.look_up(stream, fixed.rows)).collect();
         let plain = Totals { tokens: fixed.tokens, rows: fixed.rows as f64, load: fixed.draft_load };
@@ -216,7 +248,7 @@ impl Tuner {
     }
 
     fn look_up(&self, stream: &mut Candidate<'_>, rows: usize) -> Option<Lookup> {
-        let extra = |nodes| self.rate * (self.verify.predict(rows + nodes) - self.verify.predict(rows));
+        let extra = |nodes| self.rate * (self.passes().predict(rows + nodes) - self.passes().predict(rows));
         let most = stream.depth.min(stream.budget);
         stream.tuning.hits.propose(&self.hits, stream.history, most, extra)
     }
@@ -252,7 +284,7 @@ impl Tuner {
     }
 
     fn rate_of(&self, round: Totals) -> f64 {
-        round.tokens / (self.verify.predict(round.rows.round() as usize) + self.draft.predict(round.load))
+        round.tokens / (self.passes().predict(round.rows.round() as usize) + self.draft.predict(round.load))
     }
 
     /// The best rate of a round in which `drafting` streams draft on top of `base`, when nodes that lie behind a step of the
@@ -278,7 +310,7 @@ impl Tuner {
         let added = self.added(stream, index, 0.0);
         let rows = fixed.rows + added.rows.round() as usize;
         let extra =
-            self.verify.predict(rows) - self.verify.predict(fixed.rows) + self.draft.predict(added.load);
+            self.passes().predict(rows) - self.passes().predict(fixed.rows) + self.draft.predict(added.load);
         stream.tuning.plain_seconds * PROBE_SHARE >= extra - added.tokens / rate
     }
 
@@ -298,18 +330,48 @@ impl Tuner {
         let ratios = tuning.acceptance.corrected(&self.ratios);
         let row = (self.verify.predict(MEAN_ROWS) - self.verify.predict(1)) / (MEAN_ROWS - 1) as f64;
         let least = if every { 0.0 } else { LOOKED_AT * self.rate * row };
-        let mut tree = ddtree_above(least.ln(), &ratios.correct(marginals), root, options)?;
-        let worth = tree.joint_log_probs().iter().map(|joint| joint.exp()).collect();
-        tree.relabel(marginals);
-        Ok((tree, worth))
+        let above = (least.ln(), ratios.behind());
+        Ok(labelled(ddtree_above(above, &ratios.correct(marginals), root, options)?, marginals))
     }
 
-    /// How many nodes of each stream's tree to verify, given what they are worth, in a pass of `others` further rows,
-    /// these streams' roots included.
-    pub fn budgets(&self, worth: &[Vec<f64>], others: usize) -> Vec<usize> {
+    /// As [`Self::build`], the chain that may take the tree's place.
+    ///
+    /// # Errors
+    /// Those of the builder.
+    pub fn chain(
+        &self,
+        tuning: &StreamTuning,
+        marginals: &Marginals,
+        root: u32,
+        options: BuildOptions,
+    ) -> Result<Option<(CandidateTree, Vec<f64>)>> {
+        if self.chains.is_none() {
+            return Ok(None);
+        }
+        let ratios = tuning.acceptance.corrected(&self.ratios);
+        Ok(Some(labelled(chain_from(&ratios.correct(marginals), root, options)?, marginals)))
+    }
+
+    /// How many nodes of each stream's tree, or of each one's chain, to verify, given what they are worth, in a pass of `others` further rows,
+    /// these streams' roots included. Without `chains` these are nodes of trees.
+    pub fn spend(&mut self, trees: &[Vec<f64>], chains: &[Vec<f64>], others: usize) -> Spent {
+        let (budgets, of_trees) = self.best_budgets(&self.verify, trees, others);
+        let Some(costs) = self.chains.as_ref().filter(|_| !chains.is_empty() && chains.len() == trees.len())
+        else {
+            return Spent { chains: false, budgets };
+        };
+        let (of_chains, value) = self.best_budgets(&costs.verify, chains, others);
+        match self.chains.as_mut().is_some_and(|chains| chains.choose(value, of_trees)) {
+            true => Spent { chains: true, budgets: of_chains },
+            false => Spent { chains: false, budgets },
+        }
+    }
+
+    /// Nodes of each stream when passes cost `costs`, and the tokens that they bring beyond what their time is worth.
+    fn best_budgets(&self, costs: &Curves, worth: &[Vec<f64>], others: usize) -> (Vec<usize>, f64) {
         let mut taken = vec![0usize; worth.len()];
         let mut best = taken.clone();
-        let (mut value, mut best_value) = (0.0, -self.rate * self.verify.predict(others));
+        let (mut value, mut best_value) = (0.0, -self.rate * costs.predict(others));
         let total: usize = worth.iter().map(|w| w.len() - 1).sum();
         let total = self.steps.last().map_or(total, |most| total.min(most.saturating_sub(others)));
         for rows in 1..=total {
@@ -320,13 +382,13 @@ impl Tuner {
             let Some((stream, _)) = open.reduce(first_best) else { break };
             taken[stream] += 1;
             value += worth[stream][taken[stream]];
-            let net = value - self.rate * self.verify.predict(others + rows);
+            let net = value - self.rate * costs.predict(others + rows);
             if net > best_value {
                 best_value = net;
                 best.clone_from(&taken);
             }
         }
-        best
+        (best, best_value)
     }
 
     /// Takes in a drafted and verified tree of a stream, of `horizon` depths in a block of `block_rows` rows, and its
@@ -340,23 +402,25 @@ impl Tuner {
     ) {
         let gain = path.len() - 1;
         let drafted = Drafted { horizon, gain, budget: tree.budget() };
-        tuning.acceptance.observe(tree, path, &self.ratios);
+        let apart = self.chains.is_some();
+        let drafters_own = if apart { Ratios::apart() } else { Ratios::default() };
+        tuning.acceptance.observe(tree, path, &self.ratios, apart);
         // The first round after plain ones says more about what has come since than the mean from before them.
         let trial = tuning.plain_seconds > 0.0;
         tuning.blocks.follow(if trial { PROBE_RATE } else { RATE }, drafted);
         // A trial that paid is followed by another, until the means have caught up or one does not pay.
         let paid = self.paid(draft_load(block_rows, horizon), gain as f64, tree);
         tuning.plain_seconds = if trial && paid { f64::INFINITY } else { 0.0 };
-        self.shared.observe(tree, path, &Ratios::default());
-        self.ratios = self.shared.corrected(&Ratios::default());
+        self.shared.observe(tree, path, &drafters_own, apart);
+        self.ratios = self.shared.corrected(&drafters_own);
         self.rounds += 1.0;
         self.blocks.follow(SHARED_RATE.max(1.0 / (self.rounds + GUESS_ROUNDS)), drafted);
     }
 
     /// True when `gain` accepted nodes were worth the time that a lone stream's tree took.
     fn paid(&self, load: usize, gain: f64, tree: &CandidateTree) -> bool {
-        let plain = self.verify.predict(1);
-        let extra = self.verify.predict(tree.tokens().len()) - plain + self.draft.predict(load);
+        let plain = self.passes().predict(1);
+        let extra = self.passes().predict(tree.tokens().len()) - plain + self.draft.predict(load);
         gain * plain >= extra
     }
 
@@ -376,6 +440,13 @@ impl Tuner {
     pub fn observe_plain(tuning: &mut StreamTuning, seconds: f64) {
         tuning.plain_seconds += seconds;
     }
+}
+
+/// A tree built from corrected probabilities, labelled with the drafter's own, and what its nodes are worth.
+fn labelled(mut tree: CandidateTree, marginals: &Marginals) -> (CandidateTree, Vec<f64>) {
+    let worth = tree.joint_log_probs().iter().map(|joint| joint.exp()).collect();
+    tree.relabel(marginals);
+    (tree, worth)
 }
 
 impl Totals {

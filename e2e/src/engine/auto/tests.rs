@@ -99,7 +99,7 @@ fn auto(machine: Machine, tuner: &mut Tuner, rounds: usize) -> Run {
         let (marginals, options) = machine.marginals(horizon, 64);
         let (mut tree, worth) = tuner.build(&tuning, &marginals, (0, false), options).unwrap();
         assert!(worth.windows(2).all(|pair| pair[1] <= pair[0]), "{worth:?}");
-        let budget = tuner.budgets(&[worth], 1)[0];
+        let budget = tuner.spend(&[worth], &[], 1).budgets[0];
         tree.truncate(budget).unwrap();
         let path = dice.walk(&tree, machine.right);
         tuner.observe_draft(&mut tuning, (choices.block_rows, horizon), &tree, &path);
@@ -220,12 +220,12 @@ fn nodes_go_to_the_stream_that_makes_more_of_them() {
     let (sure, mut unsure) = (tuner.stream(), tuner.stream());
     let tree = machine.tree(15, 32);
     for _ in 0..50 {
-        unsure.acceptance.observe(&tree, &[0], &Ratios::default());
+        unsure.acceptance.observe(&tree, &[0], &Ratios::default(), false);
     }
     tuner.rate = 2.0;
     let (marginals, options) = machine.marginals(15, 32);
     let worth =
         [&unsure, &sure].map(|tuning| tuner.build(tuning, &marginals, (0, false), options).unwrap().1);
-    let budgets = tuner.budgets(&worth, 2);
+    let budgets = tuner.spend(&worth, &[], 2).budgets;
     assert!(budgets[1] > budgets[0] + 2, "{budgets:?}");
 }
