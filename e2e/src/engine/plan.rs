@@ -256,7 +256,7 @@ impl Engine {
     }
 
     /// The drafts' trees. Logits that are no distribution end a tree before them; the stream loses speed, not its text.
-    fn build(&self, drafts: &[Draft], logits: &[Tensor], others: &[Work]) -> Result<Vec<CandidateTree>> {
+    fn build(&mut self, drafts: &[Draft], logits: &[Tensor], others: &[Work]) -> Result<Vec<CandidateTree>> {
         let mut trees = Vec::with_capacity(drafts.len());
         let (mut auto, mut worth, mut chains) = (Vec::new(), Vec::new(), Vec::new());
         for (draft, logits) in drafts.iter().zip(logits) {

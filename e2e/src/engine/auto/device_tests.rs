@@ -16,8 +16,8 @@ const PER_STREAM: f64 = 0.06;
 
 struct Device {
     draft: f64,
-    /// Milliseconds that a round of chains takes less; with 0 chains are no choice.
-    walked: f64,
+    /// Milliseconds that a round of trees takes more; with 0 chains are no choice.
+    solved: f64,
     streams: usize,
     model: SyntheticAcceptance,
 }
@@ -27,8 +27,8 @@ impl Device {
     fn curve(&self, chains: bool) -> CostCurve {
         let streams = PER_STREAM * (self.streams - 1) as f64;
         // One row is a chain and a tree.
-        let less = |rows| if chains && rows > self.streams { self.walked } else { 0.0 };
-        CostCurve::through(&ROUNDS.map(|(rows, ms)| (rows, 1e-3 * (ms + streams - less(rows)))), 0.1).unwrap()
+        let more = |rows| if !chains && rows > self.streams { self.solved } else { 0.0 };
+        CostCurve::through(&ROUNDS.map(|(rows, ms)| (rows, 1e-3 * (ms + streams + more(rows)))), 0.1).unwrap()
     }
 
     fn tuner(&self) -> Tuner {
@@ -36,7 +36,7 @@ impl Device {
         let curves = |chains| vec![(self.streams, self.curve(chains).rigid())];
         let tuner = Tuner::new(self.curve(false), draft.rigid(), BLOCK);
         let tuner = tuner.with_streams(curves(false), &[64, 128, 256]);
-        if self.walked > 0.0 { tuner.with_chains(curves(true)) } else { tuner }
+        if self.solved > 0.0 { tuner.with_chains(curves(true)) } else { tuner }
     }
 
     fn seconds(&self, rows: usize, chains: bool, drafted: bool) -> f64 {
@@ -149,7 +149,7 @@ fn auto_is_close_to_the_better_of_chain_and_tree() {
         [(2.0, 1, 0.95), (2.0, 4, 0.95), (2.0, 8, 0.92), (2.0, 16, 0.92), (4.0, 1, 0.95)]
     {
         let model = SyntheticAcceptance::from_length(length, BLOCK - 1).unwrap();
-        let device = Device { draft: 1.7e-3, walked: 0.0, streams, model };
+        let device = Device { draft: 1.7e-3, solved: 0.0, streams, model };
         let rounds = 4000 / streams;
         let (marginals, options) = device.marginals(BLOCK - 1, BLOCK - 1);
         let chain = device.fixed(&chain_from(&marginals, 0, options).unwrap(), rounds);
@@ -164,20 +164,20 @@ fn auto_is_close_to_the_better_of_chain_and_tree() {
     }
 }
 
-/// Where chains are cheaper by a stated time `auto` is at most 2 % behind the better of whole chains and trees of 16 nodes, whichever that is.
+/// Where trees are dearer by a stated time `auto` is at most 2 % behind the better of whole chains and trees of 16 nodes, whichever that is.
 #[test]
 fn auto_keeps_up_with_the_better_of_chains_and_trees() {
     let spine = |length| SyntheticAcceptance::from_length(length, BLOCK - 1).unwrap();
     // Behind siblings as sure as on the spine: trees gain most there.
     let wide = |length| spine(length).with_siblings(vec![0.45, 0.2, 0.1, 0.05], 1.0).unwrap();
-    for (name, model, streams, walked, chain_wins) in [
+    for (name, model, streams, solved, chain_wins) in [
         ("the 9B's", spine(6.5), 1, 0.3, true),
         ("the 9B's, four streams", spine(6.5), 4, 0.3, true),
         ("a poor drafter", spine(2.5), 1, 0.3, false),
         ("sure siblings", wide(4.0), 1, 0.3, false),
         ("sure siblings, dear trees", wide(4.0), 1, 2.0, true),
     ] {
-        let device = Device { draft: 1.7e-3, walked, streams, model };
+        let device = Device { draft: 1.7e-3, solved, streams, model };
         let rounds = 24_000 / streams;
         let (marginals, options) = device.marginals(BLOCK - 1, BLOCK - 1);
         let chain = device.fixed(&chain_from(&marginals, 0, options).unwrap(), rounds);
@@ -193,7 +193,7 @@ fn auto_keeps_up_with_the_better_of_chains_and_trees() {
 fn auto_falls_to_plain_rounds_where_the_drafter_is_wrong() {
     let model = SyntheticAcceptance::from_curve(vec![0.02]).unwrap().with_siblings(vec![0.01], 1.0).unwrap();
     for streams in [1, 16] {
-        let device = Device { draft: 1.2e-3, walked: 0.3, streams, model: model.clone() };
+        let device = Device { draft: 1.2e-3, solved: 0.3, streams, model: model.clone() };
         let (rate, plain) = device.auto(300, 1000);
         let ar = streams as f64 / device.seconds(streams, true, false);
         assert!(plain > 0.9 && rate > 0.96 * ar, "{streams} streams: {plain} plain, {rate} of {ar}");
@@ -203,7 +203,7 @@ fn auto_falls_to_plain_rounds_where_the_drafter_is_wrong() {
 #[test]
 fn auto_beats_plain_rounds_with_sixteen_streams() {
     let model = SyntheticAcceptance::from_length(6.5, BLOCK - 1).unwrap();
-    let device = Device { draft: 1.6e-3, walked: 0.3, streams: 16, model };
+    let device = Device { draft: 1.6e-3, solved: 0.3, streams: 16, model };
     let ar = 16.0 / device.seconds(16, true, false);
     let (rate, _) = device.auto(100, 300);
     assert!(rate > 1.2 * ar, "{rate}, ar {ar}");
