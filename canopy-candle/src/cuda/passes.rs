@@ -34,12 +34,13 @@ enum Fate {
 /// The recordings of one kind of pass.
 pub(crate) struct Recordings<T> {
     stream: Arc<CudaStream>,
-    recorder: Recorder,
     kept: HashMap<PassKey, Kept<T>>,
     fates: HashMap<PassKey, Fate>,
     most: usize,
     clock: u64,
     counts: PassCounts,
+    /// Last, since what is kept lies in its arena.
+    recorder: Recorder,
 }
 
 impl<T> Recordings<T> {

@@ -59,15 +59,15 @@ const HOST: Sizes = Sizes {
 /// A device: passes of 6 to 30 milliseconds that read the weights once for many rows. The first pass of a size loads its
 /// kernels, the second counts.
 const DEVICE: Sizes = Sizes {
-    rows: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 65, 96, 128],
-    shared: &[16, 32, 64, 65, 128, 129, 256],
-    chains: &[1, 2, 4, 8, 12, 16, 32, 64, 65, 128, 129, 256],
+    rows: &[1, 2, 4, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128],
+    shared: &[8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256],
+    chains: &[1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256],
     small: usize::MAX,
     sweeps: 2,
     passes: 2,
     time: Duration::from_millis(1500),
     streams: &[1, 2, 4, 8, 16],
-    steps: &[64, 128, 256],
+    steps: &[8, 16, 32, 64, 128, 256],
 };
 
 /// A tuner for this pair: measured when `measure`, of unknown scale otherwise. Slot 0 is used and left empty.
@@ -281,11 +281,17 @@ mod tests {
         let rising = |points: &[(usize, f64)]| points.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let verify = time_verify(&mut target, 1, &sizes).unwrap();
         // As many rows as the context has room for.
-        assert_eq!(verify.iter().map(|point| point.0).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 24, 32, 48]);
+        assert_eq!(
+            verify.iter().map(|point| point.0).collect::<Vec<_>>(),
+            [1, 2, 4, 8, 9, 16, 17, 24, 32, 33, 48]
+        );
         let of_three = time_verify(&mut target, 3, &sizes).unwrap();
-        assert_eq!(of_three.iter().map(|p| p.0).collect::<Vec<_>>(), [3, 16, 32, 64, 65, 128, 129]);
+        assert_eq!(
+            of_three.iter().map(|p| p.0).collect::<Vec<_>>(),
+            [3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129]
+        );
         let chains = time_chains(&mut target, (2, 8), &sizes).unwrap();
-        assert_eq!(chains.iter().map(|point| point.0).collect::<Vec<_>>(), [2, 4, 8, 12, 16]);
+        assert_eq!(chains.iter().map(|point| point.0).collect::<Vec<_>>(), [2, 4, 8, 9, 16]);
         let draft = time_draft(&mut target, &mut drafter, &sizes).unwrap();
         // Blocks of 3, 4, 5, 6 and 8 rows for one stream, of 8 for two.
         assert_eq!(draft.iter().map(|point| point.0).collect::<Vec<_>>(), [5, 7, 9, 11, 15, 30]);

@@ -150,6 +150,7 @@ impl Qwen35 {
     /// From the driver.
     pub fn set_graphs(&mut self, graphs: bool) -> Result<()> {
         self.options.graphs = graphs;
+        self.pending = None;
         self.passes = Mutex::new(recorded(&self.options)?);
         Ok(())
     }

@@ -2,9 +2,11 @@
 
 /// Row counts at which the curve has a value of its own; between them it is linear.
 ///
-/// A device's products take a step behind 64, 128 and 256 rows: there two values stand side by side.
-pub(super) const KNOTS: [usize; 25] =
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16, 24, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512, 1024];
+/// A device's products take a step behind 8, 16, 32, 64, 128 and 256 rows: there two values stand side by side.
+pub(super) const KNOTS: [usize; 28] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 512,
+    1024,
+];
 
 /// How far one observation moves the knot that it hits.
 const RATE: f64 = 0.15;
