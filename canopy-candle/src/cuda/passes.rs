@@ -12,7 +12,7 @@ use super::memory::Plan;
 use crate::recorded::{Outcome, PassCounts, PassInputs, Placed, Ran};
 
 /// Keys of passes that ran once, at most; beyond that all are forgotten.
-const MOST_SEEN: usize = 4096;
+const MOST_SEEN: usize = 1024;
 
 struct Kept<T> {
     graph: Graph,

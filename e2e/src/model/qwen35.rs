@@ -144,7 +144,7 @@ impl Qwen35 {
         &self.config
     }
 
-    /// Records passes from now on, or never again; counts start anew.
+    /// Records passes from now on, or never again; counts start anew, and a verify pass that waits for its commit is forgotten.
     ///
     /// # Errors
     /// From the driver.

@@ -16,8 +16,8 @@ use canopy_kernels::DraftTree;
 use crate::engine_args::{EngineArgs, report_passes};
 
 const EXAMPLE: &str = "\
-Rounds of one and several streams, of single rows, chains and trees of changing shapes, with their commits, and the drafter's blocks, run twice
-from the same start: kernel by kernel and as graphs. Logits, features and the states at the end are compared bit by bit; any difference fails
+Rounds of one and several streams, of single rows, chains and trees of changing shapes, with their commits, and the drafter's blocks, over short
+contexts and longer ones, run twice from the same start: kernel by kernel and as graphs. Logits, features and the states at the end are compared bit by bit; any difference fails
 the run. Columns of the second part: milliseconds a round (verify, best tokens read, commit) and of it in the host's calls of verify and
 commit, kernel by kernel and as graphs.
 
@@ -41,6 +41,9 @@ pub struct Args {
 
 /// Slots that the streams of a round are spread over.
 const SLOTS: usize = 4;
+/// Tokens that every slot gets half way, at most, and in one round.
+const MOST_LENGTHENED: usize = 1024;
+const LENGTHENED_BY: usize = 64;
 /// Rounds before the first timed one.
 const WARM_UP: usize = 3;
 
@@ -133,6 +136,9 @@ impl Pair {
             self.round(&[slot], vec![DraftTree::chain(40 + slot)?], 0, &mut trace)?;
         }
         for round in 0..args.rounds.get() as u64 {
+            if round == args.rounds.get() as u64 / 2 {
+                self.lengthen(&mut trace)?;
+            }
             for (kind, (name, trees)) in KINDS.iter().enumerate() {
                 let trees = trees(round)?;
                 let first = round as usize + kind;
@@ -152,6 +158,18 @@ impl Pair {
         let timed = KINDS.iter().map(|(_, trees)| self.time(trees(0)?, args.repeats.get()));
         let times = timed.collect::<Result<Vec<_>>>()?;
         Ok((trace, times))
+    }
+
+    /// Commits a quarter of the context to every slot: recordings run over any lengths.
+    fn lengthen(&mut self, trace: &mut Trace) -> Result<()> {
+        let tokens = (self.target.context_len() / 4).min(MOST_LENGTHENED);
+        for slot in 0..SLOTS {
+            for chunk in 0..tokens / LENGTHENED_BY {
+                // Half of a path is committed.
+                self.round(&[slot], vec![DraftTree::chain(2 * LENGTHENED_BY)?], chunk as u64, trace)?;
+            }
+        }
+        Ok(())
     }
 
     /// A draft, a verify pass of other trees, and a commit of half of each tree's deepest path.
