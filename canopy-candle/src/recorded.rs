@@ -38,6 +38,10 @@ pub struct PassInputs {
     pub(crate) batch: Option<(TreeBatch, GdnDims)>,
     pub(crate) paths: Option<AcceptedPaths>,
     pub(crate) lists: Vec<(List, Arc<[i32]>)>,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "recordings depend on it, and are made on CUDA alone")
+    )]
     pub(crate) tag: Vec<u64>,
 }
 
