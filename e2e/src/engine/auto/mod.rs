@@ -55,6 +55,9 @@ const OPTIMISM_SHARE: f64 = 0.5;
 const LOOKED_AT: f64 = 0.25;
 /// Rows over which that cost is a mean.
 const MEAN_ROWS: usize = 32;
+/// Rows of larger passes on a device: it runs passes that come again as recordings, and few sizes come again soon. Between the steps of its
+/// products rows cost little.
+const SIZES: [usize; 9] = [16, 24, 32, 48, 64, 96, 128, 192, 256];
 /// The least that one round moves the means that new streams start from; the first rounds move them more.
 const SHARED_RATE: f64 = 0.03;
 /// Rounds that an engine's first guess counts for.
@@ -367,6 +370,11 @@ impl Tuner {
         }
     }
 
+    /// Whether a pass may have so many rows.
+    fn is_size(&self, rows: usize) -> bool {
+        self.steps.is_empty() || rows < SIZES[0] || SIZES.contains(&rows)
+    }
+
     /// Nodes of each stream when passes cost `costs`, and the tokens that they bring beyond what their time is worth.
     fn best_budgets(&self, costs: &Curves, worth: &[Vec<f64>], others: usize) -> (Vec<usize>, f64) {
         let mut taken = vec![0usize; worth.len()];
@@ -383,7 +391,7 @@ impl Tuner {
             taken[stream] += 1;
             value += worth[stream][taken[stream]];
             let net = value - self.rate * costs.predict(others + rows);
-            if net > best_value {
+            if net > best_value && self.is_size(others + rows) {
                 best_value = net;
                 best.clone_from(&taken);
             }
