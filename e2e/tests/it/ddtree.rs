@@ -256,7 +256,7 @@ fn what_is_less_sure_behind_a_sibling_comes_later_and_a_spine_stays() {
             let path = shape.path(*node);
             path[..path.len() - 1].iter().any(|&before| ranks[before] > 0)
         };
-        for node in 1..ranks.len() {
+        for (node, &joint) in joint.iter().enumerate().skip(1) {
             let path = shape.path(node);
             let factors = path[1..].iter().filter(|node| off_spine(node)).count();
             let plain: f64 = path[1..].iter().map(|&node| tree.log_probs()[node]).sum();
