@@ -30,6 +30,9 @@ __device__ __forceinline__ void wait_phase(uint32_t barrier, uint32_t parity) {
         : "memory");
 }
 
+// A map that copies will ask for soon.
+__device__ __forceinline__ void expect_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 // `bytes` (a multiple of 16) from global to shared memory.
 __device__ __forceinline__ void copy_bulk(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes),

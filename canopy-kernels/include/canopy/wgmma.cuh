@@ -156,11 +156,8 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// `Threads` threads of the CTA meet.
-template <int Threads>
-__device__ __forceinline__ void crew_meets() {
-    asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
-}
+// `threads` threads of the CTA meet.
+__device__ __forceinline__ void crew_meets(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
 // Tells warpgroup `crew` of two that it is its turn ...
 template <int Threads>

@@ -14,9 +14,10 @@ struct AttendArgs {
     uint32_t window;      // draft blocks: keys at this distance or further are hidden
     uint32_t causal;      // draft blocks: later rows are hidden
     float scale;          // D^-1/2 log2 e
-    uint32_t chunk;       // splits that a CTA of ring_sm90a.cu adds to one part: 1 or kFold; 0: attend.cu's splits
+    uint32_t tiles;       // ring_sm90a.cu: tiles of 128 rows in the call; 0: attend.cu
+    uint32_t height;      // ring_sm90a.cu: rows of a CTA, 64 or 128; 0: as many as the keys ask for
 };
-static_assert(sizeof(AttendArgs) == 36, "launch.rs AttendArgs");
+static_assert(sizeof(AttendArgs) == 40, "launch.rs AttendArgs");
 
 namespace canopy {
 
@@ -25,6 +26,8 @@ constexpr int kMostSplits = 32;  // of one stream's keys in position order
 constexpr int kSplitBlocks = 256;
 constexpr int kLeastKeys = 128;  // of a split
 constexpr int kFold = 4;         // splits that are added among themselves first, where ring_sm90a.cu makes them
+constexpr int kFarTiles = 20;    // tiles of a split of 64 rows from which splits of 128 rows, twice as many, are faster
+constexpr int kFilled = 120;     // CTAs that fill a device
 
 // Keys of one tile in shared memory.
 template <int D>
@@ -38,11 +41,15 @@ struct Walk {
     int end;            // keys in position order
     int tile, tiles;    // the first tile of keys, their number
     int per, splits;    // tiles of a split, number of splits
+    int all;            // ring_sm90a.cu: tiles with those of the paths, which its splits share equally
     int chunk;          // splits of a part
-    bool tree, fits;
+    bool tree, fits, tall;
 
     // Parts to merge: the splits and then the paths; or the splits, whose last has the paths, or sums of `chunk` of them.
     __device__ __forceinline__ int parts() const { return chunk ? (splits + chunk - 1) / chunk : splits + (tree ? 1 : 0); }
+
+    // The first tile of a split of ring_sm90a.cu.
+    __device__ __forceinline__ int edge(int split) const { return split * all / splits; }
 };
 
 // The keys in position order that row i of a stream sees: [from, to).
@@ -77,19 +84,25 @@ __device__ __forceinline__ AttendArgs planted(AttendArgs a) {
 __device__ __forceinline__ const AttendArgs& planted(const AttendArgs& a) { return a; }
 #endif
 
-// Sums of weighted values of one row relative to a level, and the weights' sum; negative: a value that is not finite was left out.
+// Sums of weighted values of one row relative to a level (a power of two), and the weights' sum; negative: a value that is not finite was
+// left out.
 struct Level {
     float top, sum;
 };
 
 // Takes in the sums of later keys: those so far count `down` times, the new ones `up` times. Always in this order and in these steps, so that
 // it does not matter who adds.
-__device__ __forceinline__ void take_in(Level& so_far, Level later, float scale, float& down, float& up) {
+__device__ __forceinline__ void take_in(Level& so_far, Level later, float& down, float& up) {
     const float top = fmaxf(so_far.top, later.top), shift = top == -INFINITY ? 0.f : top;
-    down = power_of_two((so_far.top - shift) * scale);
-    up = power_of_two((later.top - shift) * scale);
-    const float sum = fmaf(fabsf(later.sum), up, fabsf(so_far.sum) * down);
+    down = power_of_two(so_far.top - shift);
+    up = power_of_two(later.top - shift);
+    const float sum = add_flushed(times_flushed(fabsf(so_far.sum), down), times_flushed(fabsf(later.sum), up));
     so_far = {top, signbit(so_far.sum) || signbit(later.sum) ? -sum : sum};
+}
+
+// The same of an output; where both count once it is what an addition in memory gives.
+__device__ __forceinline__ float taken_in(float so_far, float down, float later, float up) {
+    return add_flushed(times_flushed(so_far, down), times_flushed(later, up));
 }
 
 template <int D>
@@ -104,16 +117,21 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.end = w.tree ? w.context : w.context + w.rows;
     w.tile = sight(a, w.context, w.end, 0).x / kTileKeys<D>;
     w.tiles = (w.end + kTileKeys<D> - 1) / kTileKeys<D> - w.tile;
-    w.chunk = (int)a.chunk;
+    w.all = w.tiles + (w.tree ? (w.rows + kTileKeys<D> - 1) / kTileKeys<D> : 0);
+    w.chunk = 0;
+    w.tall = false;
     const int pairs = w.rows * (int)(a.q_heads / a.kv_heads);
-    if (w.chunk) {
-        const int all = w.tiles + (w.tree ? (w.rows + kTileKeys<D> - 1) / kTileKeys<D> : 0);
-        const int most = min(max(kSplitBlocks / 2 / max((int)a.kv_heads * ((pairs + 127) / 128), 1), 1), kMostSplits);
-        // a few splits of few tiles, whole folds where there are more keys
-        const int least = (pairs > 64 ? 2 : 1) * kLeastKeys / kTileKeys<D>;
-        const int wanted = min(most, max(min(kFold, max(2 * all / least, 1)), all / least / kFold * kFold));
-        w.per = max((all + wanted - 1) / wanted, 1);
-        w.splits = (all + w.per - 1) / w.per;
+    if (a.tiles) {
+        const auto most = [&](int height) {
+            return min(max(kSplitBlocks / 2 / max((int)a.kv_heads * ((pairs + height - 1) / height), 1), 1), kMostSplits);
+        };
+        const int few = most(64);
+        const bool far = w.all > kFarTiles * few;
+        w.splits = max(min(far ? most(128) : few, w.all * kTileKeys<D> / kLeastKeys), 1);
+        w.per = 0;
+        // who adds and how many rows a CTA has does not change a sum: here the call may have its say
+        w.chunk = (int)a.tiles * ((w.splits + kFold - 1) / kFold) >= kFilled ? kFold : 1;
+        w.tall = a.height ? a.height > 64 : pairs > 64 && (far || 2 * (int)a.tiles * w.splits > kFilled * 4 / 3);
         return w;
     }
     const int row_tiles = (pairs + 63) / 64;

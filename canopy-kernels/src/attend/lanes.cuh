@@ -10,6 +10,24 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
+// As an addition in global memory rounds: numbers below the normal ones are zero.
+__device__ __forceinline__ float add_flushed(float x, float y) {
+    float z;
+    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+__device__ __forceinline__ float times_flushed(float x, float y) {
+    float z;
+    asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+// Adds to two neighbours in global memory, in the order of this thread's additions.
+__device__ __forceinline__ void add_in_memory(float2* to, float x, float y) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+
 // x, as a value that the compiler cannot keep in registers over a loop: addresses made from it are made anew in every turn.
 __device__ __forceinline__ int anew(int x) {
     asm volatile("" : "+r"(x));

@@ -29,7 +29,8 @@ pub(super) struct AttendArgs {
     window: u32,
     causal: u32,
     scale: f32,
-    pub chunk: u32,
+    pub tiles: u32,
+    pub height: u32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for AttendArgs {}
@@ -166,7 +167,8 @@ pub(crate) fn launch<Out: Output>(
         window: window.unwrap_or(i32::MAX as usize).min(i32::MAX as usize) as u32,
         causal: causal.into(),
         scale: dims.scale() * std::f32::consts::LOG2_E,
-        chunk: if tile.rings() { ring::chunk(dims, tile, streams.counts) as u32 } else { 0 },
+        tiles: if tile.rings() { ring::tiles(dims, streams.counts) as u32 } else { 0 },
+        height: tile.rows().unwrap_or(0) as u32,
     };
     let parts = streams.parts(dims);
     let heads = rows * dims.q_heads;
@@ -180,13 +182,14 @@ pub(crate) fn launch<Out: Output>(
         let job = Job { op, dims, args, tile, counts: streams.counts, capacity, kernels: &kernels, function };
         ring::launch(stream, &job, streams, (&q, &k_cache, &v_cache, &lens), (&mut part_o, &mut part_ml))?;
     } else {
+        let rows = tile.rows().unwrap_or(128);
         let config = LaunchConfig {
             grid_dim: (
-                (dims.kv_heads * pairs.div_ceil(tile.rows())) as u32,
+                (dims.kv_heads * pairs.div_ceil(rows)) as u32,
                 parts as u32,
                 streams.counts.len() as u32,
             ),
-            block_dim: (2 * tile.rows() as u32, 1, 1),
+            block_dim: (2 * rows as u32, 1, 1),
             shared_mem_bytes: tile.shared(dims.head_dim) as u32,
         };
         let mut first = stream.launch_builder(&function);

@@ -89,7 +89,7 @@ __device__ __forceinline__ void add(float (&acc)[4], float4 x, float times) {
 }
 
 // Adds a row's parts, `step` float4s apart, lane n of the warp having the level and sum of part n; the sum of weights.
-__device__ __forceinline__ float in_a_row(const AttendArgs& a, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
+__device__ __forceinline__ float in_a_row(float scale, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
     constexpr int kAhead = 16;
     float4 held[kAhead];
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ __forceinline__ float in_a_row(const AttendArgs& a, float2 ml, const 
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
     const float shift = top == -INFINITY ? 0.f : top;
-    const float down = power_of_two((ml.x - shift) * a.scale), share = __fmul_rn(fabsf(ml.y), down);
+    const float down = power_of_two((ml.x - shift) * scale), share = __fmul_rn(fabsf(ml.y), down);
     float sum = 0.f;
     for (int first = 0; first < parts; first += kAhead) {
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ __forceinline__ float in_a_row(const AttendArgs& a, float2 ml, const 
 }
 
 // The same, parts being splits: folds of kFold of them first, as ring_sm90a.cu adds them where a CTA makes a whole fold.
-__device__ __forceinline__ float in_folds(const AttendArgs& a, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
+__device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
     constexpr int kAhead = 4 * kFold;
     float4 held[kAhead];
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ float in_folds(const AttendArgs& a, float2 ml, const 
             fold = next;
         } else if (leader + n < parts) {
             float older, newer;
-            take_in(fold, next, a.scale, older, newer);
+            take_in(fold, next, older, newer);
             if (mine == leader + n) {
                 down = older;
                 up = newer;
@@ -144,7 +144,7 @@ __device__ __forceinline__ float in_folds(const AttendArgs& a, float2 ml, const 
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
     const float shift = top == -INFINITY ? 0.f : top;
-    const float times = power_of_two((fold.top - shift) * a.scale), share = __fmul_rn(fabsf(fold.sum), times);
+    const float times = power_of_two(fold.top - shift), share = __fmul_rn(fabsf(fold.sum), times);
     float sum = 0.f;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
     for (int first = 0; first < parts; first += kAhead) {
@@ -154,8 +154,8 @@ __device__ __forceinline__ float in_folds(const AttendArgs& a, float2 ml, const 
             const float older = __shfl_sync(kFull, down, first + n), newer = __shfl_sync(kFull, up, first + n);
             const float4 y = held[n];
             x = n % kFold == 0 ? y
-                               : make_float4(fmaf(y.x, newer, x.x * older), fmaf(y.y, newer, x.y * older), fmaf(y.z, newer, x.z * older),
-                                             fmaf(y.w, newer, x.w * older));
+                               : make_float4(taken_in(x.x, older, y.x, newer), taken_in(x.y, older, y.y, newer),
+                                             taken_in(x.z, older, y.z, newer), taken_in(x.w, older, y.w, newer));
             if (n % kFold < kFold - 1 && first + n + 1 < parts) continue;
             sum += __shfl_sync(kFull, share, first + n);
             add(acc, x, __shfl_sync(kFull, times, first + n));
@@ -196,7 +196,9 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
         const int parts = h.w.parts(), mine = threadIdx.x % 32;  // a lane of the warp weighs one part for all
         const float2 ml = mine < parts && !(CANOPY_FAULT(dropped_slice) && mine == 0) ? part_ml[mine * heads + index] : make_float2(-INFINITY, 0.f);
         const float4* from = reinterpret_cast<const float4*>(part_o + index * D) + lane;
-        const float sum = h.w.chunk == 1 ? in_folds(a, ml, from, heads * D / 4, parts, acc) : in_a_row(a, ml, from, heads * D / 4, parts, acc);
+        // the levels of ring_sm90a.cu are powers of two already
+        const float sum = h.w.chunk == 1 ? in_folds(ml, from, heads * D / 4, parts, acc)
+                                         : in_a_row(a.tiles ? 1.f : a.scale, ml, from, heads * D / 4, parts, acc);
         doubtful = __any_sync(kFull, signbit(ml.y) != 0);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {

@@ -7,12 +7,15 @@
 
 namespace canopy {
 
-constexpr float kSlack = 8.f;  // powers of two by which weights may exceed 1 before a row's level follows its largest score
+// A row's level is the power of two on a coarse grid that is nearest to its largest score when it last moved: rows of like scores have one
+// level in every split, and then sums are added as they are.
+constexpr float kGrid = 32.f;
+constexpr float kReach = 16.f;  // powers of two by which weights may exceed 1 before the level moves
 
-template <int D, int GROUPS>
+template <int D>
 struct Ring {
-    static constexpr int kKeys = kTileKeys<D>, kRows = 64 * GROUPS, kWorkers = 128 * GROUPS;
-    static constexpr int kThreads = kWorkers + (GROUPS > 1 ? 128 : 32);  // registers move between whole warpgroups
+    static constexpr int kKeys = kTileKeys<D>, kRows = 128, kWorkers = 2 * kRows;
+    static constexpr int kThreads = kWorkers + 128;  // registers move between whole warpgroups
     static constexpr int kTile = kKeys * 2 * D, kQ = kRows * 2 * D;
     static constexpr int kStages = kQ > 32768 ? 5 : 6;
     static constexpr int kTable = kQ + kStages * kTile, kBarriers = kTable + 16 * kRows;
@@ -37,12 +40,34 @@ struct Turn {
     }
 };
 
-// What a CTA works on.
+// What a CTA works on: up to `height` (row, query head of the group) pairs from `row0` on, and consecutive splits.
 struct Job {
     Walk w;
-    int total, all;     // (row, query head of the group) pairs, tiles
-    int row0, kv_head;  // the CTA's first pair, its head
+    int total, height;
+    int row0, kv_head;
+    int first, last;  // splits [first, last); none: no work
+    int from, to;     // their tiles
 };
+
+// The work of CTA `cell` of `cells` of stream b: row tiles side by side under each KV head, these for each run of parts.
+template <int D>
+__device__ __forceinline__ Job job_of(const AttendArgs& a, int b, int cell, int cells, const int* lens, const int* slots, const int* cu_nodes) {
+    Job job;
+    job.w = walk_of<D>(a, b, lens, slots, cu_nodes);
+    const Walk& w = job.w;
+    job.total = w.rows * (int)(a.q_heads / a.kv_heads);
+    job.height = w.tall ? 128 : 64;
+    const int row_tiles = max((job.total + job.height - 1) / job.height, 1), across = row_tiles * (int)a.kv_heads;
+    const int parts = w.parts(), runs = min(max(cells / across, 1), parts), run = cell / across;
+    job.row0 = cell % row_tiles * job.height;
+    job.kv_head = cell % across / row_tiles;
+    job.first = run * parts / runs * w.chunk;
+    job.last = min((run + 1) * parts / runs * w.chunk, w.splits);
+    if (w.slot < 0 || !w.fits || job.total == 0 || run >= runs) job.last = job.first;
+    job.from = w.edge(job.first);
+    job.to = w.edge(job.last);
+    return job;
+}
 
 // One tile of a split: its keys in position order, or the rows' own ones.
 struct Part {
@@ -56,16 +81,17 @@ __device__ __forceinline__ Part part_at(const Walk& w, int keys, int tile) {
     return {true, node, w.context + node};
 }
 
-// The copy engine's orders for one split.
-template <int D, int GROUPS>
+// The copy engine's orders for all tiles.
+template <int D>
 __device__ __forceinline__ void feed(const Job& job, const CUtensorMap& keys, const CUtensorMap& values, uint32_t ring, uint32_t full,
-                                     uint32_t empty, int first, int count, Turn<Ring<D, GROUPS>::kStages>& turn) {
-    using S = Ring<D, GROUPS>;
+                                     uint32_t empty) {
+    using S = Ring<D>;
+    Turn<S::kStages> turn;
     const auto load = [&](const CUtensorMap& map, int tile) {
         wait_phase(empty + 8 * turn.slot, turn.parity ^ 1);
         const uint32_t told = full + 8 * turn.slot, to = ring + turn.slot * S::kTile;
         arrive_expecting(told, S::kTile);
-        const int row = part_at(job.w, S::kKeys, first + tile + (CANOPY_FAULT(early_fetch) && tile + 1 < count)).row;
+        const int row = part_at(job.w, S::kKeys, tile + (CANOPY_FAULT(early_fetch) && tile + 1 < job.to)).row;
 #pragma unroll
         for (int block = 0; block < D / 64; ++block) {
             const int4 at = make_int4(64 * block, job.kv_head, row, job.w.slot);
@@ -75,15 +101,15 @@ __device__ __forceinline__ void feed(const Job& job, const CUtensorMap& keys, co
         turn.next();
     };
 #pragma unroll 1
-    for (int tile = -1; tile < count; ++tile) {
-        if (tile + 1 < count) load(keys, tile + 1);
-        if (tile >= 0) load(values, tile);
+    for (int tile = job.from; tile <= job.to; ++tile) {
+        if (tile < job.to) load(keys, tile);
+        if (tile > job.from) load(values, tile - 1);
     }
 }
 
-template <int D, int GROUPS>
+template <int D>
 struct Rows {
-    using S = Ring<D, GROUPS>;
+    using S = Ring<D>;
     static constexpr int kKeys = S::kKeys, kSteps = kKeys / 16;
     float o[D / 2], s[kKeys / 2], top[2], sum[2];
     uint32_t weights[kSteps][4];
@@ -137,10 +163,10 @@ struct Rows {
             float most = -INFINITY;
 #pragma unroll
             for (int t = 0; t < kKeys / 8; ++t) most = fmaxf(most, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
-            most = quad_max(most);
-            const bool follows = (most - top[h]) * scale > kSlack;
-            const float now = follows ? most : top[h], shift = now == -INFINITY ? 0.f : now, level = shift * scale;
-            down[h] = follows ? power_of_two((top[h] - shift) * scale) : 1.f;
+            most = quad_max(most) * scale;
+            const bool follows = most - top[h] > kReach;
+            const float now = follows ? kGrid * rintf(most / kGrid) : top[h], level = now == -INFINITY ? 0.f : now;
+            down[h] = follows ? power_of_two(top[h] - level) : 1.f;
             top[h] = now;
             float added[2] = {0.f, 0.f};
 #pragma unroll
@@ -193,18 +219,21 @@ struct Rows {
     }
 
     // Adds the sums of split `nth` of a part to those of the splits before it, which lie in memory where this thread put them.
-    __device__ __forceinline__ void leave(const Row* own, float scale, size_t part, int nth, uint32_t marks, Level (&so_far)[2], float* part_o,
+    __device__ __forceinline__ void leave(const Row* own, size_t part, int nth, uint32_t marks, Level (&so_far)[2], float* part_o,
                                           float2* part_ml) const {
         const int lane = anew(threadIdx.x) % 32;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float whole = quad_sum(sum[h]);
             const Level mine = {top[h], marks >> h & 1 ? -whole : whole};
-            float down = 0.f, up = 1.f;
+            float down = 1.f, up = 1.f;
+            // where there are no sums yet, or no new ones, these are zeros
+            const bool level = nth == 0 || so_far[h].top == mine.top || so_far[h].top == -INFINITY || mine.top == -INFINITY;
+            const bool plain = __all_sync(kFull, level);
             if (nth == 0)
                 so_far[h] = mine;
             else
-                take_in(so_far[h], mine, scale, down, up);
+                take_in(so_far[h], mine, down, up);
             const int index = own[8 * h].place;
             if (index < 0) continue;
             const size_t place = part + index;
@@ -213,18 +242,21 @@ struct Rows {
             if (nth == 0) {
 #pragma unroll
                 for (int t = 0; t < D / 8; ++t) out[4 * t] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
-                continue;
-            }
-            constexpr int kAhead = 8;
+            } else if (plain) {
 #pragma unroll
-            for (int first = 0; first < D / 8; first += kAhead) {
-                float2 held[kAhead];
+                for (int t = 0; t < D / 8; ++t) add_in_memory(out + 4 * t, o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
+            } else {
+                constexpr int kAhead = 8;
 #pragma unroll
-                for (int t = 0; t < kAhead; ++t) held[t] = out[4 * (first + t)];
+                for (int first = 0; first < D / 8; first += kAhead) {
+                    float2 held[kAhead];
 #pragma unroll
-                for (int t = 0; t < kAhead; ++t) {
-                    const float* mine = o + 4 * (first + t) + 2 * h;
-                    out[4 * (first + t)] = make_float2(fmaf(mine[0], up, held[t].x * down), fmaf(mine[1], up, held[t].y * down));
+                    for (int t = 0; t < kAhead; ++t) held[t] = out[4 * (first + t)];
+#pragma unroll
+                    for (int t = 0; t < kAhead; ++t) {
+                        const float* mine = o + 4 * (first + t) + 2 * h;
+                        out[4 * (first + t)] = make_float2(taken_in(held[t].x, down, mine[0], up), taken_in(held[t].y, down, mine[1], up));
+                    }
                 }
             }
         }

@@ -16,13 +16,16 @@ use crate::{AttnDims, Error, Result};
 
 /// Splits that are added among themselves first (args.cuh `kFold`).
 const FOLD: usize = 4;
-/// Most splits of a stream, and the CTAs of 128 rows that its splits make at most (args.cuh).
+/// Most splits of a stream, and the CTAs that its splits make at most (args.cuh).
 const MOST_SPLITS: usize = 32;
 const SPLIT_BLOCKS: usize = 128;
-/// CTAs that fill a device: with so many folds, a CTA takes a whole one.
+/// Folds with which CTAs take whole ones (args.cuh `kFilled`), and the multiprocessors that a wave of them has.
 const FULL: usize = 120;
+const WAVE: usize = 132;
 /// With as many CTAs at hand, one takes several parts in turn.
 const ENOUGH_BLOCKS: usize = 512;
+/// Threads of a CTA (`Ring::kThreads`).
+const THREADS: u32 = 384;
 
 /// One call.
 pub(super) struct Job<'a> {
@@ -36,29 +39,40 @@ pub(super) struct Job<'a> {
     pub function: CudaFunction,
 }
 
-/// Most splits of a stream of `rows` rows: args.cuh `walk_of`.
-fn most_splits(dims: AttnDims, rows: usize) -> usize {
-    let tiles = dims.kv_heads * (rows * dims.q_heads / dims.kv_heads).div_ceil(128);
-    (SPLIT_BLOCKS / tiles.max(1)).clamp(1, MOST_SPLITS)
+/// Tiles of `height` rows that one stream has.
+fn tiles_of(dims: AttnDims, rows: usize, height: usize) -> usize {
+    dims.kv_heads * (rows * dims.q_heads / dims.kv_heads).div_ceil(height)
 }
 
-/// CTAs along rows and heads, and most splits of a stream.
-fn extents(dims: AttnDims, tile: Tile, counts: &[usize]) -> (usize, usize) {
+/// Tiles of 128 rows of a call (args.cuh `tiles`).
+pub(super) fn tiles(dims: AttnDims, counts: &[usize]) -> usize {
+    counts.iter().map(|&rows| tiles_of(dims, rows, 128)).sum()
+}
+
+/// CTAs of each stream. The kernel works with any number that is no less than a stream's row tiles under all heads.
+fn cells(dims: AttnDims, tile: Tile, counts: &[usize]) -> usize {
+    let most = |tiles: usize| (SPLIT_BLOCKS / tiles.max(1)).clamp(1, MOST_SPLITS);
+    let heights = match tile.rows() {
+        Some(64) => &[64][..],
+        Some(_) => &[128],
+        None => &[64, 128],
+    };
     let rows = counts.iter().copied().max().unwrap_or(0);
-    let splits = counts.iter().filter(|&&rows| rows > 0).map(|&rows| most_splits(dims, rows)).max();
-    (dims.kv_heads * (rows * dims.q_heads / dims.kv_heads).div_ceil(tile.rows()), splits.unwrap_or(1))
-}
-
-/// Splits that a CTA adds to one part. The bits do not depend on it.
-pub(super) fn chunk(dims: AttnDims, tile: Tile, counts: &[usize]) -> usize {
-    let (x, splits) = extents(dims, tile, counts);
-    if x * counts.len() * splits.div_ceil(FOLD) >= FULL { FOLD } else { 1 }
-}
-
-/// CTAs along rows and heads, and along parts.
-fn grid(dims: AttnDims, tile: Tile, counts: &[usize], chunk: usize) -> (usize, usize) {
-    let (x, splits) = extents(dims, tile, counts);
-    (x, ENOUGH_BLOCKS.div_ceil(x * counts.len()).clamp(1, splits.div_ceil(chunk)))
+    let all = tiles(dims, counts);
+    if all >= FULL && tile.rows().is_none() {
+        // whole folds: as many runs of them as end first
+        let across = tiles_of(dims, rows, 128);
+        let folds = most(across).div_ceil(FOLD);
+        let turns = |runs: &usize| (all * runs).div_ceil(WAVE) * folds.div_ceil(*runs);
+        return across * (1..=folds).min_by_key(turns).unwrap_or(1);
+    }
+    let across = heights.iter().map(|&height| tiles_of(dims, rows, height)).max().unwrap_or(1);
+    let units = |&rows: &usize| {
+        let tiles = heights.iter().map(|&height| tiles_of(dims, rows, height));
+        tiles.map(|tiles| tiles * most(tiles)).max().unwrap_or(0)
+    };
+    let units = counts.iter().map(units).max().unwrap_or(0);
+    units.min(ENOUGH_BLOCKS / counts.len().max(1)).max(across).max(1)
 }
 
 /// `CUtensorMap` as a kernel parameter.
@@ -109,11 +123,9 @@ pub(super) fn launch(
 ) -> Result<()> {
     let (q, keys, values, lens) = inputs;
     let maps = [describe(stream, job, keys)?, describe(stream, job, values)?];
-    let (x, y) = grid(job.dims, job.tile, job.counts, job.args.chunk as usize);
-    let rows = job.tile.rows() as u32;
     let config = LaunchConfig {
-        grid_dim: (x as u32, y as u32, job.counts.len() as u32),
-        block_dim: (2 * rows + if rows > 64 { 128 } else { 32 }, 1, 1),
+        grid_dim: (cells(job.dims, job.tile, job.counts) as u32, 1, job.counts.len() as u32),
+        block_dim: (THREADS, 1, 1),
         shared_mem_bytes: job.tile.shared(job.dims.head_dim) as u32,
     };
     let mut launch = Launch::of(stream, job.op, job.kernels, job.function.clone());
@@ -134,23 +146,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grids_follow_the_rows_and_the_batch() {
+    fn cells_follow_the_rows_and_the_batch() {
         let (wide, narrow) = (AttnDims::new(16, 4, 256).unwrap(), AttnDims::new(32, 8, 128).unwrap());
-        for (dims, tile, counts, blocks, splits) in [
-            (wide, Tile::Fed, vec![64], (8, 16), 1),
-            (wide, Tile::Fed, vec![64; 16], (8, 4), 4),
-            (wide, Tile::Fed, vec![64; 4], (8, 4), 4),
-            (wide, Tile::FedOne, vec![16], (4, 32), 1),
-            (narrow, Tile::Turns, vec![64], (16, 8), 1),
-            (narrow, Tile::Fed, vec![256], (64, 2), 1),
-            (narrow, Tile::Fed, vec![70, 0, 1], (24, 4), 4),
+        for (dims, tile, counts, blocks) in [
+            (wide, Tile::Fed, vec![64], 128),
+            (wide, Tile::Fed, vec![64; 16], 8),
+            (wide, Tile::Fed, vec![64; 20], 32),
+            (wide, Tile::Fed, vec![64; 4], 128),
+            (wide, Tile::Fed, vec![1; 16], 32),
+            (wide, Tile::FedOne, vec![16], 128),
+            (wide, Tile::FedOne, vec![64; 16], 32),
+            (narrow, Tile::Fed, vec![64; 16], 16),
+            (narrow, Tile::FedTwo, vec![64], 128),
+            (narrow, Tile::Fed, vec![256], 128),
+            (narrow, Tile::Fed, vec![70, 0, 1], 128),
         ] {
-            let chunk = chunk(dims, tile, &counts);
-            assert_eq!(
-                (grid(dims, tile, &counts, chunk), chunk),
-                (blocks, splits),
-                "{dims:?}, {tile:?}, {counts:?}"
-            );
+            assert_eq!(cells(dims, tile, &counts), blocks, "{dims:?}, {tile:?}, {counts:?}");
+            let across = tiles_of(dims, counts.iter().copied().max().unwrap(), tile.rows().unwrap_or(128));
+            assert!(blocks >= across);
         }
     }
 }

@@ -22,11 +22,11 @@ pub enum Tile {
     Narrow,
     /// 64 rows, one stage: fits a device with 99 KiB of shared memory a block.
     Tight,
-    /// 128 rows by two warpgroups fed by the copy engine, compute capability 9.0 only.
+    /// 64 rows by one warpgroup or 128 by two, as the stream's keys ask for, fed by the copy engine, compute capability 9.0 only.
     Fed,
-    /// The same, the two warpgroups asking for products in turns.
-    Turns,
-    /// 64 rows by one warpgroup fed by the copy engine, compute capability 9.0 only.
+    /// The same, always 128 rows.
+    FedTwo,
+    /// The same, always 64 rows.
     FedOne,
 }
 
@@ -39,7 +39,6 @@ impl Tile {
     /// The same on a device whose blocks may have `limit` bytes of shared memory, and that has the ring's kernels or not.
     fn pick_for(pairs: usize, head_dim: usize, limit: usize, ring: bool) -> Self {
         let best = match (ring, pairs) {
-            (true, ..=64) => Self::FedOne,
             (true, _) => Self::Fed,
             (false, ..=64) => Self::Narrow,
             (false, _) => Self::Wide,
@@ -58,27 +57,32 @@ impl Tile {
             families = vec![&[Self::Tight]];
         }
         if kernels.has(RING) {
-            families.insert(0, &[Self::Fed, Self::Turns, Self::FedOne]);
+            families.insert(0, &[Self::Fed, Self::FedTwo, Self::FedOne]);
         }
         Ok(families)
     }
 
-    pub(super) fn rows(self) -> usize {
-        if matches!(self, Self::Wide | Self::Turns | Self::Fed) { 128 } else { 64 }
+    /// Rows of a CTA, where the kernel does not choose.
+    pub(super) fn rows(self) -> Option<usize> {
+        match self {
+            Self::Wide | Self::FedTwo => Some(128),
+            Self::Narrow | Self::Tight | Self::FedOne => Some(64),
+            Self::Fed => None,
+        }
     }
 
     /// Whether `ring_sm90a.cu` has it.
     pub(super) fn rings(self) -> bool {
-        matches!(self, Self::Turns | Self::Fed | Self::FedOne)
+        matches!(self, Self::Fed | Self::FedTwo | Self::FedOne)
     }
 
     /// Bytes of shared memory (`Shape::kBytes` of attend.cu).
     pub fn shared(self, head_dim: usize) -> usize {
-        let (rows, keys) = (self.rows(), tile_keys(head_dim));
+        let (rows, keys) = (self.rows().unwrap_or(128), tile_keys(head_dim));
         let (stages, weights, lists) = match self {
             Self::Wide | Self::Narrow => (2, 2 * rows * keys, 24 * rows),
             Self::Tight => (1, 0, 24 * rows),
-            Self::Fed | Self::Turns | Self::FedOne => return RING_BYTES,
+            Self::Fed | Self::FedTwo | Self::FedOne => return RING_BYTES,
         };
         2 * rows * head_dim + 4 * stages * keys * head_dim + weights + lists + 16
     }
@@ -90,9 +94,7 @@ impl Tile {
             Self::Wide => (PLAIN, ["attend_d256_r128_s2", "attend_d128_r128_s2"]),
             Self::Narrow => (PLAIN, ["attend_d256_r64_s2", "attend_d128_r64_s2"]),
             Self::Tight => (PLAIN, ["attend_d256_r64_s1", "attend_d128_r64_s1"]),
-            Self::Fed => (RING, ["attend_ring_d256_r128", "attend_ring_d128_r128"]),
-            Self::Turns => (RING, ["attend_ring_d256_r128_turns", "attend_ring_d128_r128_turns"]),
-            Self::FedOne => (RING, ["attend_ring_d256_r64", "attend_ring_d128_r64"]),
+            Self::Fed | Self::FedTwo | Self::FedOne => (RING, ["attend_ring_d256", "attend_ring_d128"]),
         }
     }
 }
@@ -110,7 +112,7 @@ mod tests {
     fn tiles_follow_the_rows_and_the_shared_memory() {
         for (pairs, head_dim, limit, ring, tile) in [
             (4, 256, 232_448, false, Tile::Narrow),
-            (64, 128, 232_448, true, Tile::FedOne),
+            (64, 128, 232_448, true, Tile::Fed),
             (65, 256, 232_448, false, Tile::Wide),
             (65, 256, 232_448, true, Tile::Fed),
             (65, 256, 166_912, false, Tile::Tight),
