@@ -33,6 +33,9 @@ constexpr int kFilled = 120;     // CTAs that fill a device
 template <int D>
 constexpr int kTileKeys = D == 256 ? 64 : 128;
 
+// Whole times that y, at least 1, is in x, which is from 0 to 2^21: without the long way of an integer division.
+__device__ __forceinline__ int times_in(int x, int y) { return (int)__fdividef((float)x + 0.5f, (float)y); }
+
 // What a stream's rows see: keys in position order, in splits of whole tiles, then (draft trees) its own rows by their paths. How the keys
 // are split follows from the stream's own lengths alone, so that its sums do not depend on the batch or on the device.
 struct Walk {
@@ -42,14 +45,14 @@ struct Walk {
     int tile, tiles;    // the first tile of keys, their number
     int per, splits;    // tiles of a split, number of splits
     int all;            // ring_sm90a.cu: tiles with those of the paths, which its splits share equally
-    int chunk;          // splits of a part
+    int chunk;          // splits of a part: 1 or kFold; 0: attend.cu
     bool tree, fits, tall;
 
     // Parts to merge: the splits and then the paths; or the splits, whose last has the paths, or sums of `chunk` of them.
-    __device__ __forceinline__ int parts() const { return chunk ? (splits + chunk - 1) / chunk : splits + (tree ? 1 : 0); }
+    __device__ __forceinline__ int parts() const { return chunk > 1 ? (splits + kFold - 1) / kFold : splits + (tree && !chunk ? 1 : 0); }
 
     // The first tile of a split of ring_sm90a.cu.
-    __device__ __forceinline__ int edge(int split) const { return split * all / splits; }
+    __device__ __forceinline__ int edge(int split) const { return times_in(split * all, anew(splits)); }
 };
 
 // The keys in position order that row i of a stream sees: [from, to).
@@ -120,10 +123,10 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.all = w.tiles + (w.tree ? (w.rows + kTileKeys<D> - 1) / kTileKeys<D> : 0);
     w.chunk = 0;
     w.tall = false;
-    const int pairs = w.rows * (int)(a.q_heads / a.kv_heads);
     if (a.tiles) {
+        const int pairs = w.rows * times_in(a.q_heads, a.kv_heads);
         const auto most = [&](int height) {
-            return min(max(kSplitBlocks / 2 / max((int)a.kv_heads * ((pairs + height - 1) / height), 1), 1), kMostSplits);
+            return min(max(times_in(kSplitBlocks / 2, max((int)a.kv_heads * ((pairs + height - 1) / height), 1)), 1), kMostSplits);
         };
         const int few = most(64);
         const bool far = w.all > kFarTiles * few;
@@ -134,6 +137,7 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
         w.tall = a.height ? a.height > 64 : pairs > 64 && (far || 2 * (int)a.tiles * w.splits > kFilled * 4 / 3);
         return w;
     }
+    const int pairs = w.rows * (int)(a.q_heads / a.kv_heads);
     const int row_tiles = (pairs + 63) / 64;
     const int most = max(min(kSplitBlocks / max((int)a.kv_heads * row_tiles, 1), kMostSplits) - (w.tree ? 1 : 0), 1);
     w.per = max((w.tiles + most - 1) / most, kLeastKeys / kTileKeys<D>);

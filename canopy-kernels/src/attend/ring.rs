@@ -22,8 +22,6 @@ const SPLIT_BLOCKS: usize = 128;
 /// Folds with which CTAs take whole ones (args.cuh `kFilled`), and the multiprocessors that a wave of them has.
 const FULL: usize = 120;
 const WAVE: usize = 132;
-/// With as many CTAs at hand, one takes several parts in turn.
-const ENOUGH_BLOCKS: usize = 512;
 /// Threads of a CTA (`Ring::kThreads`).
 const THREADS: u32 = 384;
 
@@ -51,28 +49,16 @@ pub(super) fn tiles(dims: AttnDims, counts: &[usize]) -> usize {
 
 /// CTAs of each stream. The kernel works with any number that is no less than a stream's row tiles under all heads.
 fn cells(dims: AttnDims, tile: Tile, counts: &[usize]) -> usize {
-    let most = |tiles: usize| (SPLIT_BLOCKS / tiles.max(1)).clamp(1, MOST_SPLITS);
-    let heights = match tile.rows() {
-        Some(64) => &[64][..],
-        Some(_) => &[128],
-        None => &[64, 128],
-    };
     let rows = counts.iter().copied().max().unwrap_or(0);
+    let across = tiles_of(dims, rows, tile.rows().unwrap_or(128)).max(1);
     let all = tiles(dims, counts);
-    if all >= FULL && tile.rows().is_none() {
-        // whole folds: as many runs of them as end first
-        let across = tiles_of(dims, rows, 128);
-        let folds = most(across).div_ceil(FOLD);
-        let turns = |runs: &usize| (all * runs).div_ceil(WAVE) * folds.div_ceil(*runs);
-        return across * (1..=folds).min_by_key(turns).unwrap_or(1);
-    }
-    let across = heights.iter().map(|&height| tiles_of(dims, rows, height)).max().unwrap_or(1);
-    let units = |&rows: &usize| {
-        let tiles = heights.iter().map(|&height| tiles_of(dims, rows, height));
-        tiles.map(|tiles| tiles * most(tiles)).max().unwrap_or(0)
-    };
-    let units = counts.iter().map(units).max().unwrap_or(0);
-    units.min(ENOUGH_BLOCKS / counts.len().max(1)).max(across).max(1)
+    let splits = (SPLIT_BLOCKS / across).clamp(1, MOST_SPLITS);
+    let parts = if all >= FULL { splits.div_ceil(FOLD) } else { splits };
+    // waves, times a CTA's parts and what it begins with
+    let takes = |runs: &usize| (all * runs).div_ceil(WAVE) * (parts.div_ceil(*runs) + 1);
+    let runs = (1..=parts).min_by_key(takes).unwrap_or(1);
+    let least = if tile.rows().is_none() { tiles_of(dims, rows, 64) } else { 1 };
+    (across * runs).max(least)
 }
 
 /// `CUtensorMap` as a kernel parameter.
@@ -151,15 +137,15 @@ mod tests {
         for (dims, tile, counts, blocks) in [
             (wide, Tile::Fed, vec![64], 128),
             (wide, Tile::Fed, vec![64; 16], 8),
-            (wide, Tile::Fed, vec![64; 20], 32),
-            (wide, Tile::Fed, vec![64; 4], 128),
-            (wide, Tile::Fed, vec![1; 16], 32),
+            (wide, Tile::Fed, vec![64; 20], 16),
+            (wide, Tile::Fed, vec![64; 4], 32),
+            (wide, Tile::Fed, vec![1; 16], 8),
             (wide, Tile::FedOne, vec![16], 128),
-            (wide, Tile::FedOne, vec![64; 16], 32),
+            (wide, Tile::FedOne, vec![64; 16], 16),
             (narrow, Tile::Fed, vec![64; 16], 16),
             (narrow, Tile::FedTwo, vec![64], 128),
             (narrow, Tile::Fed, vec![256], 128),
-            (narrow, Tile::Fed, vec![70, 0, 1], 128),
+            (narrow, Tile::Fed, vec![70, 0, 1], 72),
         ] {
             assert_eq!(cells(dims, tile, &counts), blocks, "{dims:?}, {tile:?}, {counts:?}");
             let across = tiles_of(dims, counts.iter().copied().max().unwrap(), tile.rows().unwrap_or(128));

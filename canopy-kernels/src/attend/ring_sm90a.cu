@@ -76,9 +76,8 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         return;
     }
     if (tid >= workers) return;
-    const int group = a.q_heads / a.kv_heads;
     if (tid < job.height) {
-        const int m = job.row0 + tid, row = min(m, job.total - 1) / group;
+        const int group = times_in(a.q_heads, a.kv_heads), m = job.row0 + tid, row = times_in(min(m, job.total - 1), group);
         const int2 range = sight(a, w.context, w.end, row);
         const int place = (w.first + row) * (int)a.q_heads + job.kv_head * group + m - row * group;
         table[tid] = {range.x, range.y, w.first + row, m < job.total ? place : -1};
@@ -118,8 +117,8 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         rows.weigh(a.scale, down);
     };
     const auto leave = [&](int split, uint32_t marks) {
-        const int part = split / w.chunk;
-        rows.leave(own, (size_t)part * a.rows * a.q_heads, split - part * w.chunk, marks, so_far, part_o, part_ml);
+        const int part = w.chunk > 1 ? split / kFold : split, nth = w.chunk > 1 ? split % kFold : 0;
+        rows.leave(own, (size_t)part * a.rows * a.q_heads, nth, marks, so_far, part_o, part_ml);
     };
     bool broken = false;
     int split = job.first, end = w.edge(split + 1);
