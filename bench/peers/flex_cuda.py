@@ -51,7 +51,7 @@ def rows(args, heads, width, batch, nodes, context):
     size = 2 * 2 * batch * heads[1] * (context + nodes) * width
     sets = [inputs(heads, width, batch, nodes, context) for _ in range(min(ROTATE // size + 2, 64))]
     want = truth(*sets[0], seen)
-    for name in ("flex-gqa", "flex-small-blocks", "flex-folded"):
+    for name in args.ways:
         row = {"schema": 1, "case": "peer.tree_attention.verify", "variant": name, "shape": "random",
                "heads": f"{heads[0]}/{heads[1]}", "head_dim": width,
                "batch": batch, "nodes": nodes, "context": context, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -77,6 +77,7 @@ def main():
     parser.add_argument("--contexts", type=numbers, default=[2048, 8192, 32768])
     parser.add_argument("--nodes", type=numbers, default=[64])
     parser.add_argument("--batch", type=numbers, default=[1, 16])
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=["flex-gqa", "flex-small-blocks", "flex-folded"])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", help="appends the rows to this file")
     args = parser.parse_args()

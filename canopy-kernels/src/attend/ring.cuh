@@ -252,7 +252,7 @@ struct Rows {
                 for (int first = 0; first < D / 8; first += kAhead) {
                     float2 held[kAhead];
 #pragma unroll
-                    for (int t = 0; t < kAhead; ++t) held[t] = out[4 * (first + t)];
+                    for (int t = 0; t < kAhead; ++t) held[t] = __ldcg(out + 4 * (first + t));  // where additions in memory are seen
 #pragma unroll
                     for (int t = 0; t < kAhead; ++t) {
                         const float* mine = o + 4 * (first + t) + 2 * h;

@@ -103,7 +103,7 @@ impl Scene {
     }
 
     /// The f32 outputs of every tile against the truth, and their bits against each other within a family.
-    fn check_tiles(&self, stream: &Arc<CudaStream>, what: &str) -> Result<f64, String> {
+    pub fn check_tiles(&self, stream: &Arc<CudaStream>, what: &str) -> Result<f64, String> {
         let truth = self.pools.truth(&self.rows());
         let mut worst = 0.0f64;
         for family in Tile::families(stream).map_err(text)? {

@@ -5,6 +5,7 @@ mod attention;
 mod block;
 mod conv;
 mod data;
+mod folds;
 mod fused;
 mod fused_commit;
 mod gdn;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         attention::TESTS,
         block::TESTS,
         conv::TESTS,
+        folds::TESTS,
         fused::TESTS,
         fused_commit::TESTS,
         gdn::TESTS,
