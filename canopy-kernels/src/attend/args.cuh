@@ -29,9 +29,10 @@ constexpr int kFold = 4;         // splits that are added among themselves first
 constexpr int kFarTiles = 20;    // tiles of a split of 64 rows from which splits of 128 rows, twice as many, are faster
 constexpr int kFilled = 120;     // CTAs that fill a device
 
-// Keys of one tile in shared memory.
+// Keys of one tile in shared memory, of attend.cu and of ring_sm90a.cu.
 template <int D>
 constexpr int kTileKeys = D == 256 ? 64 : 128;
+constexpr int kRingKeys = 64;
 
 // Whole times that y, at least 1, is in x, which is from 0 to 2^21: without the long way of an integer division.
 __device__ __forceinline__ int times_in(int x, int y) { return (int)__fdividef((float)x + 0.5f, (float)y); }
@@ -118,9 +119,10 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.context = lens[b];
     w.fits = w.context >= 0 && w.context <= (int)a.capacity - w.rows;
     w.end = w.tree ? w.context : w.context + w.rows;
-    w.tile = sight(a, w.context, w.end, 0).x / kTileKeys<D>;
-    w.tiles = (w.end + kTileKeys<D> - 1) / kTileKeys<D> - w.tile;
-    w.all = w.tiles + (w.tree ? (w.rows + kTileKeys<D> - 1) / kTileKeys<D> : 0);
+    const int keys = a.tiles ? kRingKeys : kTileKeys<D>;
+    w.tile = sight(a, w.context, w.end, 0).x / keys;
+    w.tiles = (w.end + keys - 1) / keys - w.tile;
+    w.all = w.tiles + (w.tree ? (w.rows + keys - 1) / keys : 0);
     w.chunk = 0;
     w.tall = false;
     if (a.tiles) {
@@ -129,8 +131,8 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
             return min(max(times_in(kSplitBlocks / 2, max((int)a.kv_heads * ((pairs + height - 1) / height), 1)), 1), kMostSplits);
         };
         const int few = most(64);
-        const bool far = w.all > kFarTiles * few;
-        w.splits = max(min(far ? most(128) : few, w.all * kTileKeys<D> / kLeastKeys), 1);
+        const bool far = w.all * D > kFarTiles * 256 * few;
+        w.splits = max(min(far ? most(128) : few, w.all * kRingKeys / kLeastKeys), 1);
         w.per = 0;
         // who adds and how many rows a CTA has does not change a sum: here the call may have its say
         w.chunk = (int)a.tiles * ((w.splits + kFold - 1) / kFold) >= kFilled ? kFold : 1;

@@ -17,6 +17,9 @@ use crate::{AttnDims, Error, Result};
 /// Most splits of one stream's keys, and the CTAs that a stream's splits make at most (attend/args.cuh).
 const MOST_SPLITS: usize = 32;
 const SPLIT_BLOCKS: usize = 256;
+/// Turns of a CTA of the second launch where a call has so many heads of rows.
+const MERGE_TURNS: usize = 4;
+const MANY_HEADS: usize = 4096;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -37,16 +40,22 @@ unsafe impl DeviceRepr for AttendArgs {}
 
 /// An output type: bf16, or f32 to see the kernel's own rounding.
 pub trait Output: DeviceRepr {
-    /// Symbols of the second launch for head widths 256 and 128.
-    const MERGE: [&'static str; 2];
+    /// Symbols of the second launch for head widths 256 and 128, for few heads of rows and for many.
+    const MERGE: [[&'static str; 2]; 2];
 }
 
 impl Output for bf16 {
-    const MERGE: [&'static str; 2] = ["attend_merge_d256_bf16", "attend_merge_d128_bf16"];
+    const MERGE: [[&'static str; 2]; 2] = [
+        ["attend_merge_d256_bf16", "attend_merge_d128_bf16"],
+        ["attend_merge_d256_bf16_many", "attend_merge_d128_bf16_many"],
+    ];
 }
 
 impl Output for f32 {
-    const MERGE: [&'static str; 2] = ["attend_merge_d256_f32", "attend_merge_d128_f32"];
+    const MERGE: [[&'static str; 2]; 2] = [
+        ["attend_merge_d256_f32", "attend_merge_d128_f32"],
+        ["attend_merge_d256_f32_many", "attend_merge_d128_f32_many"],
+    ];
 }
 
 /// Device buffers of one call. `q` and the pools must start on a 16-byte boundary.
@@ -203,12 +212,16 @@ pub(crate) fn launch<Out: Output>(
         unsafe { first.launch(config) }.map_err(driver)?;
     }
 
+    // a CTA has heads of one row, in several turns where rows are many
+    let turn = 512 / dims.head_dim;
+    let many = heads >= MANY_HEADS;
+    let turns = if many { MERGE_TURNS } else { 1 };
     let config = LaunchConfig {
-        grid_dim: (heads.div_ceil(512 / dims.head_dim) as u32, 1, 1),
+        grid_dim: ((rows * dims.q_heads.div_ceil(turn * turns)) as u32, 1, 1),
         block_dim: (128, 1, 1),
         shared_mem_bytes: 0,
     };
-    let mut second = Launch::new(stream, op, "attend/merge", Out::MERGE[width])?;
+    let mut second = Launch::new(stream, op, "attend/merge", Out::MERGE[usize::from(many)][width])?;
     second.value(&args).read(&q).read(&k_cache).read(&v_cache).read(&lens).read(&streams.slots);
     match &streams.tree {
         Some((cu_nodes, mask, sequence)) => second.read(*cu_nodes).read(*mask).read(*sequence),

@@ -1,6 +1,7 @@
 // Adds the parts that the kernels over splits left: the splits in key order, then the paths. Where a row's output is not finite, or they marked the
 // row, the CTA does its sums again in float64 over the keys that the row sees; an output that float64 leaves finite keeps its bits.
 #include "args.cuh"
+#include "canopy/mma.cuh"
 #include "lanes.cuh"
 
 namespace canopy {
@@ -15,9 +16,8 @@ __device__ __forceinline__ double warp_sum(double x) {
 
 // One row under one query head.
 struct Head {
-    Walk w;
+    const Walk& w;
     int row, head;  // packed row, query head
-    bool live;
 };
 
 template <int D>
@@ -88,40 +88,40 @@ __device__ __forceinline__ void add(float (&acc)[4], float4 x, float times) {
     acc[3] = fmaf(x.w, times, acc[3]);
 }
 
-// Adds a row's parts, `step` float4s apart, lane n of the warp having the level and sum of part n; the sum of weights.
-__device__ __forceinline__ float in_a_row(float scale, float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
-    constexpr int kAhead = 16;
-    float4 held[kAhead];
+// A row's outputs in its parts, `step` float4s apart: the first Ahead of them.
+template <int Ahead>
+__device__ __forceinline__ void fetch(const float4* from, size_t step, int parts, float4 (&held)[Ahead]) {
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n)
+    for (int n = 0; n < Ahead; ++n)
         if (n < parts) held[n] = from[n * step];
+}
+
+// Adds them, lane n of the warp having the level and sum of part n; the sum of weights.
+template <int Ahead>
+__device__ __forceinline__ float in_a_row(float scale, float2 ml, const float4* from, size_t step, int parts, float4 (&held)[Ahead],
+                                          float (&acc)[4]) {
     float top = ml.x;
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
     const float shift = top == -INFINITY ? 0.f : top;
     const float down = power_of_two((ml.x - shift) * scale), share = __fmul_rn(fabsf(ml.y), down);
     float sum = 0.f;
-    for (int first = 0; first < parts; first += kAhead) {
+    for (int first = 0; first < parts; first += Ahead) {
 #pragma unroll
-        for (int n = 0; n < kAhead; ++n) {
+        for (int n = 0; n < Ahead; ++n) {
             if (first + n >= parts) break;
             sum += __shfl_sync(kFull, share, first + n);
             add(acc, held[n], __shfl_sync(kFull, down, first + n));
         }
-#pragma unroll
-        for (int n = 0; n < kAhead; ++n)
-            if (first + kAhead + n < parts) held[n] = from[(first + kAhead + n) * step];
+        fetch(from + (first + Ahead) * step, step, parts - first - Ahead, held);
     }
     return sum;
 }
 
 // The same, parts being splits: folds of kFold of them first, as ring_sm90a.cu adds them where a CTA makes a whole fold.
-__device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t step, int parts, float (&acc)[4]) {
-    constexpr int kAhead = 4 * kFold;
-    float4 held[kAhead];
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n)
-        if (n < parts) held[n] = from[n * step];
+template <int Ahead>
+__device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t step, int parts, float4 (&held)[Ahead], float (&acc)[4]) {
+    static_assert(Ahead % kFold == 0, "whole folds");
     // every lane goes through the fold of its own split
     const int mine = threadIdx.x % 32, leader = mine / kFold * kFold;
     Level fold;
@@ -147,9 +147,9 @@ __device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t 
     const float times = power_of_two(fold.top - shift), share = __fmul_rn(fabsf(fold.sum), times);
     float sum = 0.f;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int first = 0; first < parts; first += kAhead) {
+    for (int first = 0; first < parts; first += Ahead) {
 #pragma unroll
-        for (int n = 0; n < kAhead; ++n) {
+        for (int n = 0; n < Ahead; ++n) {
             if (first + n >= parts) break;
             const float older = __shfl_sync(kFull, down, first + n), newer = __shfl_sync(kFull, up, first + n);
             const float4 y = held[n];
@@ -160,84 +160,141 @@ __device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t 
             sum += __shfl_sync(kFull, share, first + n);
             add(acc, x, __shfl_sync(kFull, times, first + n));
         }
-#pragma unroll
-        for (int n = 0; n < kAhead; ++n)
-            if (first + kAhead + n < parts) held[n] = from[(first + kAhead + n) * step];
+        fetch(from + (first + Ahead) * step, step, parts - first - Ahead, held);
     }
     return sum;
 }
 
-template <int D, typename Out>
-__device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,
-                                      const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence,
-                                      const float* part_o, const float2* part_ml, Out* out) {
-    constexpr int kLanes = D / 4, kHeads = kMergeThreads / kLanes;  // a lane has four outputs, a CTA so many heads
-    __shared__ Exact<D> x;
-    const size_t heads = (size_t)a.rows * a.q_heads;
-    const int lane = threadIdx.x % kLanes, own = threadIdx.x / kLanes;
-    const auto head_at = [&](int which) {
-        const size_t index = (size_t)blockIdx.x * kHeads + which;
-        Head h;
-        h.live = index < heads;
-        if (!h.live) return h;
-        h.row = index / a.q_heads;
-        h.head = index % a.q_heads;
-        h.w = walk_of<D>(a, a.block_size ? h.row / (int)a.block_size : sequence[h.row], lens, slots, cu_nodes);
-        return h;
-    };
-    const Head h = head_at(own);
-    const size_t index = (size_t)blockIdx.x * kHeads + own;
-    const bool present = h.live && h.w.slot >= 0;
-    wait_for_kernels_ahead();
-    next_may_begin();
-    float acc[4] = {0.f, 0.f, 0.f, 0.f};
-    bool doubtful = false;
-    if (present && h.w.fits) {
-        const int parts = h.w.parts(), mine = threadIdx.x % 32;  // a lane of the warp weighs one part for all
-        const float2 ml = mine < parts && !(CANOPY_FAULT(dropped_slice) && mine == 0) ? part_ml[mine * heads + index] : make_float2(-INFINITY, 0.f);
-        const float4* from = reinterpret_cast<const float4*>(part_o + index * D) + lane;
+template <typename T>
+__device__ __forceinline__ void store4(T* to, const float (&x)[4]);
+
+template <>
+__device__ __forceinline__ void store4(float* to, const float (&x)[4]) {
+    if ((size_t)to % 16 == 0) {
+        *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) store(to + e, x[e]);
+}
+
+template <>
+__device__ __forceinline__ void store4(__nv_bfloat16* to, const float (&x)[4]) {
+    if ((size_t)to % 8 == 0) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) store(to + e, x[e]);
+}
+
+// A CTA has some heads of one row, as many at a time as its lanes hold.
+template <int D, typename Out, int Ahead>
+struct Merge {
+    static constexpr int kLanes = D / 4, kHeads = kMergeThreads / kLanes;  // a lane has four outputs
+    const AttendArgs& a;
+    const float* part_o;
+    const float2* part_ml;
+    Out* out;
+    const Walk& w;
+    int row;
+
+    __device__ __forceinline__ size_t index_of(int head) const { return (size_t)row * a.q_heads + head; }
+    __device__ __forceinline__ size_t step() const { return (size_t)a.rows * a.q_heads * D / 4; }
+    __device__ __forceinline__ const float4* from(int head) const {
+        return reinterpret_cast<const float4*>(part_o + index_of(head) * D) + threadIdx.x % kLanes;
+    }
+    // A lane of the warp weighs one part for all.
+    __device__ __forceinline__ float2 weight_of(int head, int parts) const {
+        const int mine = threadIdx.x % 32;
+        if (mine >= parts || (CANOPY_FAULT(dropped_slice) && mine == 0)) return make_float2(-INFINITY, 0.f);
+        return part_ml[(size_t)mine * a.rows * a.q_heads + index_of(head)];
+    }
+
+    // The outputs from their parts; whether they are in doubt.
+    __device__ __forceinline__ bool add_up(int head, int parts, float2 ml, float4 (&held)[Ahead], float (&acc)[4]) const {
         // the levels of ring_sm90a.cu are powers of two already
-        const float sum = h.w.chunk == 1 ? in_folds(ml, from, heads * D / 4, parts, acc)
-                                         : in_a_row(a.tiles ? 1.f : a.scale, ml, from, heads * D / 4, parts, acc);
-        doubtful = __any_sync(kFull, signbit(ml.y) != 0);
+        const float sum = w.chunk == 1 ? in_folds(ml, from(head), step(), parts, held, acc)
+                                       : in_a_row(a.tiles ? 1.f : a.scale, ml, from(head), step(), parts, held, acc);
+        bool doubtful = __any_sync(kFull, signbit(ml.y) != 0);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             acc[e] /= sum;
             doubtful |= !isfinite(acc[e]);
         }
-    } else if (present) {
-        acc[0] = acc[1] = acc[2] = acc[3] = NAN;  // lengths that the slot does not hold: nothing was read
+        return doubtful;
     }
-    for (int which = 0; which < kHeads; ++which) {
-        if (!__syncthreads_or(doubtful && own == which)) continue;
-        exact<D>(a, head_at(which), q, keys, values, mask, x);
-        if (own != which) continue;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const float truth = (float)x.out[4 * lane + e];
-            if (!isfinite(acc[e]) || !isfinite(truth)) acc[e] = truth;
+
+    __device__ __forceinline__ void leave(int head, const float (&acc)[4]) const {
+        const size_t index = index_of(head), heads = (size_t)a.rows * a.q_heads;
+        if (CANOPY_FAULT(gap) && index + 1 == heads) return;
+        if (CANOPY_FAULT(overrun) && index + 1 == heads) store(out + heads * D, 0.f);
+        store4(out + index * D + threadIdx.x % kLanes * 4, acc);
+    }
+
+    // kHeads heads from `first` on, and float64's answer where they are in doubt.
+    __device__ __forceinline__ void finish(int first, int last, int parts, const __nv_bfloat16* q, const __nv_bfloat16* keys,
+                                            const __nv_bfloat16* values, const uint32_t* mask, Exact<D>& x) const {
+        const int lane = threadIdx.x % kLanes, own = threadIdx.x / kLanes, head = min(first + own, last - 1);
+        float acc[4] = {0.f, 0.f, 0.f, 0.f};
+        bool doubtful = false;
+        if (parts > 0) {
+            float4 held[Ahead];
+            fetch(from(head), step(), parts, held);
+            doubtful = add_up(head, parts, weight_of(head, parts), held, acc);
+        } else if (w.slot >= 0) {
+            acc[0] = acc[1] = acc[2] = acc[3] = NAN;  // lengths that the slot does not hold: nothing was read
         }
-    }
-    if (!h.live || (CANOPY_FAULT(gap) && index + 1 == heads)) return;
-    if (CANOPY_FAULT(overrun) && index + 1 == heads) store(out + heads * D, 0.f);
-    if (index == 0) planted_touch(q);
+        for (int which = 0; which < kHeads; ++which) {
+            if (!__syncthreads_or(doubtful && own == which && first + own < last)) continue;
+            exact<D>(a, Head{w, row, first + which}, q, keys, values, mask, x);
+            if (own != which) continue;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) store(out + index * D + 4 * lane + e, acc[e]);
+            for (int e = 0; e < 4; ++e) {
+                const float truth = (float)x.out[4 * lane + e];
+                if (!isfinite(acc[e]) || !isfinite(truth)) acc[e] = truth;
+            }
+        }
+        if (first + own < last) leave(head, acc);
+    }
+};
+
+template <int D, typename Out, int Ahead>
+__device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,
+                                      const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence,
+                                      const float* part_o, const float2* part_ml, Out* out) {
+    using M = Merge<D, Out, Ahead>;
+    __shared__ Exact<D> x;
+    const int places = gridDim.x / a.rows, row = blockIdx.x / places, place = blockIdx.x - row * places;
+    const Walk w = walk_of<D>(a, a.block_size ? row / (int)a.block_size : sequence[row], lens, slots, cu_nodes);
+    const M merge{a, part_o, part_ml, out, w, row};
+    const int turns = ((int)a.q_heads + M::kHeads * places - 1) / (M::kHeads * places), parts = w.slot >= 0 && w.fits ? w.parts() : 0;
+    const int first = place * turns * M::kHeads, last = min(first + turns * M::kHeads, (int)a.q_heads);
+    wait_for_kernels_ahead();
+    next_may_begin();
+#pragma unroll 1
+    for (int head = first; head < last; head += M::kHeads) merge.finish(head, last, parts, q, keys, values, mask, x);
+    if (blockIdx.x == 0 && threadIdx.x == 0) planted_touch(q);
 }
 
 }  // namespace canopy
 
-#define CANOPY_MERGE(D, NAME, OUT)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128, 4) attend_merge_d##D##_##NAME(                                                  \
+// Loads under way and CTAs of a multiprocessor: few rows wait for memory once, many share it.
+#define CANOPY_MERGE(D, NAME, OUT, AHEAD, CTAS)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, CTAS) attend_merge_d##D##_##NAME(                                            \
         const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,      \
         const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, const int* sequence, const float* part_o,    \
         const float2* part_ml, OUT* out) {                                                                                         \
-        canopy::merge<D, OUT>(a, q, keys, values, lens, slots, cu_nodes, mask, sequence, part_o, part_ml, out);                    \
+        canopy::merge<D, OUT, AHEAD>(a, q, keys, values, lens, slots, cu_nodes, mask, sequence, part_o, part_ml, out);             \
     }
 
-CANOPY_MERGE(256, f32, float)
+CANOPY_MERGE(256, f32, float, 16, 4)
+CANOPY_MERGE(256, f32_many, float, 4, 6)
 #ifndef CANOPY_CONTROLS
-CANOPY_MERGE(256, bf16, __nv_bfloat16)
-CANOPY_MERGE(128, bf16, __nv_bfloat16)
-CANOPY_MERGE(128, f32, float)
+CANOPY_MERGE(256, bf16, __nv_bfloat16, 16, 4)
+CANOPY_MERGE(128, bf16, __nv_bfloat16, 16, 4)
+CANOPY_MERGE(128, f32, float, 16, 4)
+CANOPY_MERGE(256, bf16_many, __nv_bfloat16, 4, 6)
+CANOPY_MERGE(128, bf16_many, __nv_bfloat16, 4, 6)
+CANOPY_MERGE(128, f32_many, float, 4, 6)
 #endif

@@ -14,10 +14,10 @@ constexpr float kReach = 16.f;  // powers of two by which weights may exceed 1 b
 
 template <int D>
 struct Ring {
-    static constexpr int kKeys = kTileKeys<D>, kRows = 128, kWorkers = 2 * kRows;
+    static constexpr int kKeys = kRingKeys, kRows = 128, kWorkers = 2 * kRows;
     static constexpr int kThreads = kWorkers + 128;  // registers move between whole warpgroups
     static constexpr int kTile = kKeys * 2 * D, kQ = kRows * 2 * D;
-    static constexpr int kStages = kQ > 32768 ? 5 : 6;
+    static constexpr int kStages = D == 256 ? 5 : 12;
     static constexpr int kTable = kQ + kStages * kTile, kBarriers = kTable + 16 * kRows;
     static constexpr int kBytes = kBarriers + 16 * kStages + 32;
     static_assert(kBytes <= 232448, "launch.rs");
@@ -157,7 +157,8 @@ struct Rows {
             for (int h = 0; h < 2; ++h) weights[t / 2][t % 2 * 2 + h] = pack_bf16(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]);
     }
 
-    // Scores become weights, in f32; `down` is what older sums are multiplied by.
+    // Scores become weights, made in f32 and rounded as the products take them; their sum is of these, too. `down` is what older sums are
+    // multiplied by.
     __device__ __forceinline__ void weigh(float scale, float (&down)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -166,18 +167,18 @@ struct Rows {
             for (int t = 0; t < kKeys / 8; ++t) most = fmaxf(most, fmaxf(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]));
             most = quad_max(most) * scale;
             const bool follows = most - top[h] > kReach;
-            const float now = follows ? kGrid * rintf(most / kGrid) : top[h], level = now == -INFINITY ? 0.f : now;
+            const float now = follows ? kGrid * rintf(most / kGrid) : top[h], level = fmaxf(now, -3e38f);
             down[h] = follows ? power_of_two(top[h] - level) : 1.f;
             top[h] = now;
             float added[2] = {0.f, 0.f};
 #pragma unroll
             for (int t = 0; t < kKeys / 8; ++t) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    float& x = s[4 * t + 2 * h + c];
-                    x = power_of_two(fmaf(x, scale, -level));
-                    added[c] = planted_half(added[c] + x);
-                }
+                float* const x = s + 4 * t + 2 * h;
+                const uint32_t pair = pack_bf16(power_of_two(fmaf(x[0], scale, -level)), power_of_two(fmaf(x[1], scale, -level)));
+                x[0] = __uint_as_float(pair << 16);
+                x[1] = __uint_as_float(pair & 0xffff0000u);
+                added[0] = planted_half(added[0] + x[0]);
+                added[1] = planted_half(added[1] + x[1]);
             }
             sum[h] = planted_half(fmaf(sum[h], down[h], planted_half(added[0] + added[1])));
         }

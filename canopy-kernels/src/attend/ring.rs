@@ -9,7 +9,7 @@ use cudarc::driver::{
 use half::bf16;
 
 use super::launch::{AttendArgs, Streams};
-use super::tile::{Tile, tile_keys};
+use super::tile::Tile;
 use crate::cuda::Kernels;
 use crate::cuda::early::Launch;
 use crate::{AttnDims, Error, Result};
@@ -22,6 +22,8 @@ const SPLIT_BLOCKS: usize = 128;
 /// Folds with which CTAs take whole ones (args.cuh `kFilled`), and the multiprocessors that a wave of them has.
 const FULL: usize = 120;
 const WAVE: usize = 132;
+/// Keys of a tile (args.cuh `kRingKeys`).
+const RING_KEYS: u32 = 64;
 /// Threads of a CTA (`Ring::kThreads`).
 const THREADS: u32 = 384;
 
@@ -57,7 +59,7 @@ fn cells(dims: AttnDims, tile: Tile, counts: &[usize]) -> usize {
     // waves, times a CTA's parts and what it begins with
     let takes = |runs: &usize| (all * runs).div_ceil(WAVE) * (parts.div_ceil(*runs) + 1);
     let runs = (1..=parts).min_by_key(takes).unwrap_or(1);
-    let least = if tile.rows().is_none() { tiles_of(dims, rows, 64) } else { 1 };
+    let least = if tile.rows().is_none() && all < FULL { tiles_of(dims, rows, 64) } else { 1 };
     (across * runs).max(least)
 }
 
@@ -75,7 +77,7 @@ fn describe(stream: &Arc<CudaStream>, job: &Job<'_>, pool: &CudaView<'_, bf16>) 
     let sizes = [head_dim, kv_heads, job.capacity, slots].map(|n| n as u64);
     let row = 2 * (kv_heads * head_dim) as u64;
     let strides = [2 * head_dim as u64, row, row * job.capacity as u64];
-    let shape = [64, 1, tile_keys(head_dim) as u32, 1];
+    let shape = [64, 1, RING_KEYS, 1];
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
     // SAFETY: the arrays have the four (strides: three) elements that a rank of 4 asks for; the pointer is only written down.
     unsafe {
