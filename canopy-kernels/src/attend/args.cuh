@@ -26,13 +26,16 @@ constexpr int kMostSplits = 32;  // of one stream's keys in position order
 constexpr int kSplitBlocks = 256;
 constexpr int kLeastKeys = 128;  // of a split
 constexpr int kFold = 4;         // splits that are added among themselves first, where ring_sm90a.cu makes them
-constexpr int kFarTiles = 20;    // tiles of a split of 64 rows from which splits of 128 rows, twice as many, are faster
 constexpr int kFilled = 120;     // CTAs that fill a device
 
 // Keys of one tile in shared memory, of attend.cu and of ring_sm90a.cu.
 template <int D>
 constexpr int kTileKeys = D == 256 ? 64 : 128;
 constexpr int kRingKeys = 64;
+
+// Tiles of a split from which splits of 128 rows, twice as many, are faster than splits of 64 rows.
+template <int D>
+constexpr int kFarTiles = D == 256 ? 20 : 26;
 
 // Whole times that y, at least 1, is in x, which is from 0 to 2^21: without the long way of an integer division.
 __device__ __forceinline__ int times_in(int x, int y) { return (int)__fdividef((float)x + 0.5f, (float)y); }
@@ -131,7 +134,7 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
             return min(max(times_in(kSplitBlocks / 2, max((int)a.kv_heads * ((pairs + height - 1) / height), 1)), 1), kMostSplits);
         };
         const int few = most(64);
-        const bool far = w.all * D > kFarTiles * 256 * few;
+        const bool far = w.all > kFarTiles<D> * few;
         w.splits = max(min(far ? most(128) : few, w.all * kRingKeys / kLeastKeys), 1);
         w.per = 0;
         // who adds and how many rows a CTA has does not change a sum: here the call may have its say

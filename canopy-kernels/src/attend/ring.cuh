@@ -17,8 +17,11 @@ struct Ring {
     static constexpr int kKeys = kRingKeys, kRows = 128, kWorkers = 2 * kRows;
     static constexpr int kThreads = kWorkers + 128;  // registers move between whole warpgroups
     static constexpr int kTile = kKeys * 2 * D, kQ = kRows * 2 * D;
-    static constexpr int kStages = D == 256 ? 5 : 12;
-    static constexpr int kTable = kQ + kStages * kTile, kBarriers = kTable + 16 * kRows;
+    static constexpr int kStages = D == 256 ? 5 : 8;
+    // where there is room, the sums of a fold: D / 8 pairs for each of a thread's two rows
+    static constexpr bool kHolds = D == 128;
+    static constexpr int kFoldBytes = kHolds ? 4 * D * kRows : 0;
+    static constexpr int kFoldAt = kQ + kStages * kTile, kTable = kFoldAt + kFoldBytes, kBarriers = kTable + 16 * kRows;
     static constexpr int kBytes = kBarriers + 16 * kStages + 32;
     static_assert(kBytes <= 232448, "launch.rs");
 };
@@ -217,6 +220,45 @@ struct Rows {
                 for (int e = 0; e < 8; ++e)
                     if (!(visible >> (e / 2 * 8 + e % 2) & 1)) s[16 * word + e / 2 * 4 + 2 * h + e % 2] = -INFINITY;
             }
+        }
+    }
+
+    // Adds the sums of a split to those of the fold's splits before it, which lie in shared memory at `fold`; the last one's go to memory.
+    __device__ __forceinline__ void hold(const Row* own, size_t part, int nth, bool last, uint32_t marks, Level (&so_far)[2], float2* fold,
+                                         float* part_o, float2* part_ml) {
+        const int lane = anew(threadIdx.x) % 32;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float whole = quad_sum(sum[h]);
+            const Level mine = {top[h], marks >> h & 1 ? -whole : whole};
+            float2* const held = fold + h * (D / 8) * S::kWorkers;
+            if (nth == 0) {
+                so_far[h] = mine;
+            } else {
+                float down, up;
+                take_in(so_far[h], mine, down, up);
+#pragma unroll
+                for (int t = 0; t < D / 8; ++t) {
+                    const float2 x = held[t * S::kWorkers];
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        float& y = o[4 * t + 2 * h + c];
+                        y = taken_in(c ? x.y : x.x, down, y, up);
+                    }
+                }
+            }
+            if (!last) {
+#pragma unroll
+                for (int t = 0; t < D / 8; ++t) held[t * S::kWorkers] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
+                continue;
+            }
+            const int index = own[8 * h].place;
+            if (index < 0) continue;
+            const size_t place = part + index;
+            if (lane % 4 == 0) part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
+            float2* const out = reinterpret_cast<float2*>(part_o + place * D) + lane % 4;
+#pragma unroll
+            for (int t = 0; t < D / 8; ++t) out[4 * t] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
         }
     }
 

@@ -118,7 +118,12 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     };
     const auto leave = [&](int split, uint32_t marks) {
         const int part = w.chunk > 1 ? split / kFold : split, nth = w.chunk > 1 ? split % kFold : 0;
-        rows.leave(own, (size_t)part * a.rows * a.q_heads, nth, marks, so_far, part_o, part_ml);
+        const size_t at = (size_t)part * a.rows * a.q_heads;
+        if constexpr (S::kHolds)
+            rows.hold(own, at, nth, w.chunk == 1 || nth == kFold - 1 || split + 1 == w.splits, marks, so_far,
+                      reinterpret_cast<float2*>(shared + S::kFoldAt) + anew(tid), part_o, part_ml);
+        else
+            rows.leave(own, at, nth, marks, so_far, part_o, part_ml);
     };
     bool broken = false;
     int split = job.first, end = w.edge(split + 1);
