@@ -219,7 +219,7 @@ struct Merge {
         bool doubtful = __any_sync(kFull, signbit(ml.y) != 0);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            acc[e] /= sum;
+            acc[e] /= planted_ulp(sum);
             doubtful |= !isfinite(acc[e]);
         }
         return doubtful;
