@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use canopy_kernels::DraftTree;
+use canopy_kernels::tree_gdn::blocked::COLUMNS;
 use clap::Args;
 use cudarc::driver::CudaStream;
 use serde_json::{Value, json};
@@ -38,9 +39,10 @@ pub struct CrossoverArgs {
 
 /// What is compared: every kind's variants, the fastest of which stands for it.
 fn kinds(tree: &DraftTree) -> Vec<(&'static str, Vec<Variant>)> {
-    let (a, b) = Variant::fused(tree.max_depth())
+    let (a, mut b): (Vec<_>, Vec<_>) = Variant::fused(tree.max_depth())
         .into_iter()
         .partition(|variant| matches!(variant, Variant::FusedA(..)));
+    b.extend(COLUMNS.map(Variant::Blocked));
     let mut kinds =
         vec![("snapshots", [32, 64].map(Variant::Snapshots).to_vec()), ("solve", a), ("solve_b", b)];
     if tree.is_chain() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use canopy_kernels::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
-use canopy_kernels::tree_gdn::{Schedule, fused, launch};
+use canopy_kernels::tree_gdn::{Schedule, blocked, fused, launch};
 use canopy_kernels::tree_gdn_serial::launch as serial;
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -141,13 +141,16 @@ impl Case {
 
     /// Whether the device can run a variant on this shape.
     pub fn fits(&self, stream: &Arc<CudaStream>, variant: Variant) -> bool {
+        let limit = Kernels::on(stream.context()).map(|kernels| kernels.shared_limit());
         let (columns, schedule) = match variant {
+            Variant::Blocked(columns) => {
+                return limit.is_ok_and(|limit| blocked::fits(self.levels.most_nodes, columns, limit));
+            }
             Variant::FusedA(columns, schedule) | Variant::FusedB(columns, schedule) => (columns, schedule),
             Variant::Round(columns) | Variant::RoundInOne(columns) => (columns, Schedule::Levels),
             _ => return true,
         };
         let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
-        let limit = Kernels::on(stream.context()).map(|kernels| kernels.shared_limit());
         let needed = match variant {
             Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, columns),
             _ => fused::shared_bytes::<f32>(tree, columns),
@@ -198,6 +201,11 @@ impl Case {
             }
             Variant::FusedA(columns, schedule) => fused!(o, columns, schedule),
             Variant::FusedB(columns, schedule) => fused!(o16, columns, schedule),
+            Variant::Blocked(columns) => {
+                let (o, u, g_cum) = (o16.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+                let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };
+                blocked::verify(stream, dims, batch, &self.levels, columns, buffers)?;
+            }
             Variant::Commit => {
                 let (tape, state) =
                     (launch::LayerTape { qkv, gates, u: u.as_view() }, &mut state.as_view_mut());
@@ -262,7 +270,7 @@ impl Case {
         self.launch(stream, variant, 0)?;
         let set = &self.sets[0];
         let o = match variant {
-            Variant::FusedB(..) => stream.clone_dtoh(&set.o16)?.into_iter().map(bf16::to_f32).collect(),
+            _ if variant.tier_b() => stream.clone_dtoh(&set.o16)?.into_iter().map(bf16::to_f32).collect(),
             _ => stream.clone_dtoh(&set.o)?,
         };
         let u =
@@ -301,7 +309,7 @@ impl Truth {
         let (o, u) = case.outputs(stream, variant)?;
         let want = self.1.as_deref().unwrap_or_default();
         let parity = Parity { o: distance(&o, &self.0)?, u: u.map(|u| distance(&u, want)).transpose()? };
-        let bound = if matches!(variant, Variant::FusedB(..)) { 1e-2 } else { 1e-5 };
+        let bound = if variant.tier_b() { 1e-2 } else { 1e-5 };
         let worst = parity.o.max(parity.u.unwrap_or(0.0));
         ensure!(worst <= bound, "{}: {parity:?}, bound {bound:.0e}", variant.name());
         Ok(parity)

@@ -1,6 +1,7 @@
 //! Names of the kernels under test.
 
 use canopy_kernels::tree_gdn::Schedule;
+use canopy_kernels::tree_gdn::blocked::COLUMNS;
 
 /// One kernel under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub enum Variant {
     FusedA(usize, Schedule),
     /// One launch, state rounded to bf16, bf16 outputs.
     FusedB(usize, Schedule),
+    /// One launch, dense blocks on tensor cores, bf16 outputs, with blocks of this many value columns.
+    Blocked(usize),
     /// Accepted path into the pool.
     Commit,
     /// Node by node, every node's state kept, with blocks of this many value columns.
@@ -33,6 +36,7 @@ impl Variant {
             Self::Split => "split-f32".into(),
             Self::FusedA(columns, s) => format!("fused-a-v{columns}-{}", schedule(s)),
             Self::FusedB(columns, s) => format!("fused-b-v{columns}-{}", schedule(s)),
+            Self::Blocked(columns) => format!("blocked-b-v{columns}"),
             Self::Commit => "commit".into(),
             Self::Snapshots(columns) => format!("serial-snapshots-v{columns}"),
             Self::Chain(columns) => format!("serial-chain-v{columns}"),
@@ -45,7 +49,7 @@ impl Variant {
     /// Case in results.
     pub fn case(self) -> &'static str {
         match self {
-            Self::Split | Self::FusedA(..) | Self::FusedB(..) => "tree_gdn.verify",
+            Self::Split | Self::FusedA(..) | Self::FusedB(..) | Self::Blocked(_) => "tree_gdn.verify",
             Self::Commit => "tree_gdn.commit",
             Self::Snapshots(_) | Self::Chain(_) => "tree_gdn_serial.verify",
             Self::SnapshotCommit => "tree_gdn_serial.commit",
@@ -58,10 +62,16 @@ impl Variant {
         matches!(self, Self::Commit | Self::SnapshotCommit | Self::Round(_) | Self::RoundInOne(_))
     }
 
+    /// Whether `o` is bf16 and the state is rounded.
+    pub fn tier_b(self) -> bool {
+        matches!(self, Self::FusedB(..) | Self::Blocked(_))
+    }
+
     /// What may run on a tree: every verify, then both commits and whole rounds.
     pub fn candidates(depth: usize, is_chain: bool) -> Vec<Self> {
         let mut all = vec![Self::Split];
         all.extend(Self::fused(depth));
+        all.extend(COLUMNS.map(Self::Blocked));
         all.extend([32, 64].map(Self::Snapshots));
         if is_chain {
             all.extend([32, 64, 128].map(Self::Chain));

@@ -25,6 +25,13 @@ __device__ __forceinline__ void take_turn() {
     wait_for_kernels_ahead();
 }
 
+// A line on its way into L2.
+__device__ __forceinline__ void prefetch(const void* p) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 constexpr uint32_t kFull = 0xffffffffu;
 
 __device__ __forceinline__ float to_f32(float x) { return x; }
@@ -32,6 +39,12 @@ __device__ __forceinline__ float to_f32(__nv_bfloat16 x) { return __bfloat162flo
 
 __device__ __forceinline__ void store(float* p, float x) { *p = x; }
 __device__ __forceinline__ void store(__nv_bfloat16* p, float x) { *p = __float2bfloat16_rn(x); }
+
+// Two neighbouring values.
+__device__ __forceinline__ void store2(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
+__device__ __forceinline__ void store2(__nv_bfloat16* p, float x, float y) {
+    *reinterpret_cast<__nv_bfloat162*>(p) = __floats2bfloat162_rn(x, y);
+}
 
 // Four consecutive values as they lie in memory, 16 (f32) or 8 (bf16) bytes aligned, and widened.
 __device__ __forceinline__ float4 raw4(const float* p) { return *reinterpret_cast<const float4*>(p); }

@@ -209,7 +209,7 @@ __device__ __forceinline__ void advance(float (&s)[16][4], Sums& u, uint32_t k_t
 #pragma unroll
         for (int e = 0; e < 4; ++e) u[n][e] *= e % 2 ? to_end.y : to_end.x;
     }
-    constexpr int kUParts = SPLIT ? 3 : 1;
+    constexpr int kUParts = SPLIT ? 3 : 2;
     uint32_t x[kParts][kUParts][4];
 #pragma unroll
     for (int p = 0; p < kParts; ++p) to_operand(x[p], u[2 * p], u[2 * p + 1]);

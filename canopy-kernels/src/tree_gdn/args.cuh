@@ -33,3 +33,10 @@ struct FusedArgs {
     float scale;
 };
 static_assert(sizeof(FusedArgs) == 16, "fused.rs FusedArgs");
+
+struct BlockedArgs {
+    uint32_t k_heads;
+    uint32_t v_heads;
+    float scale;
+};
+static_assert(sizeof(BlockedArgs) == 12, "blocked.rs BlockedArgs");

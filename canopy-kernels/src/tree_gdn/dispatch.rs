@@ -27,6 +27,11 @@ pub enum Design {
         /// How the system is walked.
         schedule: Schedule,
     },
+    /// One launch, bf16 rows and outputs, dense blocks on tensor cores. Other bits than [`Self::Fused`]'s.
+    Blocked {
+        /// Value columns of a block.
+        columns: usize,
+    },
     /// `tree_gdn_serial`'s chain form, any rows.
     Chain {
         /// Value columns of a block.
@@ -53,6 +58,7 @@ impl fmt::Display for Design {
             Self::Split => f.write_str("split"),
             Self::Fused { columns, schedule: Schedule::Levels } => write!(f, "fused-v{columns}-levels"),
             Self::Fused { columns, schedule: Schedule::Chains } => write!(f, "fused-v{columns}-chains"),
+            Self::Blocked { columns } => write!(f, "blocked-v{columns}"),
             Self::Chain { columns } => write!(f, "chain-v{columns}"),
         }
     }
@@ -67,12 +73,12 @@ impl FromStr for Design {
             all.extend(
                 [Schedule::Levels, Schedule::Chains].map(|schedule| Self::Fused { columns, schedule }),
             );
-            all.push(Self::Chain { columns });
+            all.extend([Self::Blocked { columns }, Self::Chain { columns }]);
         }
         all.into_iter().find(|design| design.to_string() == name).ok_or_else(|| Error::Value {
             op: OP,
             arg: "design",
-            expected: "split, fused-v32-levels, fused-v32-chains, chain-v32, or the same with 64 or 128"
+            expected: "split, fused-v32-levels, fused-v32-chains, blocked-v32, chain-v32, or the same with 64 or 128"
                 .into(),
             got: format!("{name:?}"),
         })
@@ -311,7 +317,7 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_bad_lines_are_named() {
-        for name in ["split", "fused-v64-chains", "chain-v128"] {
+        for name in ["split", "fused-v64-chains", "blocked-v128", "chain-v128"] {
             assert_eq!(name.parse::<Design>().unwrap().to_string(), name);
         }
         let message = |text: &str| Table::parse(text).unwrap_err().to_string();

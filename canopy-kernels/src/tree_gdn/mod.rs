@@ -43,11 +43,14 @@
 //! 9. No exponential of a positive number: decays come from sums of g along the path, below the node that is decayed.
 //!    `vanishing_decays_stay_finite`.
 //!
-//! On CUDA: `launch` (split design, f32 throughout; commit), `fused` (one launch, bf16 rows, alone or with the commit of the round before),
-//! and for chains the walk of `tree_gdn_serial`. [`dispatch`] chooses; tests are in `tests/gpu`.
+//! On CUDA: `launch` (split design, f32 throughout; commit), `fused` (one launch, bf16 rows, alone or with the commit of the round before;
+//! f32 or bf16 outputs), `blocked` (one launch, bf16 rows and outputs, dense blocks on tensor cores whatever the depth), and for chains the
+//! walk of `tree_gdn_serial`. [`dispatch`] chooses; tests are in `tests/gpu`.
 //!
 //! Limits: up to 256 nodes per tree, any number of sequences, any Hk, Hv, Dk, Dv; on the CPU f32 only; on CUDA Dk = Dv = 128.
 
+#[cfg(feature = "cuda")]
+pub mod blocked;
 pub mod cpu;
 pub mod dispatch;
 #[cfg(feature = "cuda")]

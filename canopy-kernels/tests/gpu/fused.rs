@@ -76,7 +76,7 @@ fn tier_b(stream: &Arc<CudaStream>, case: &Case, columns: usize) -> Result<Outpu
     run::<bf16>(stream, case, None, columns, (bf16::NAN, bf16::to_f32))
 }
 
-fn truth(case: &Case) -> oracle::OracleOutput {
+pub fn truth(case: &Case) -> oracle::OracleOutput {
     let (qkv, gates, state) = (wide(&case.qkv), wide(&case.gates), wide(&case.state));
     let input = oracle::OracleInput { qkv: &qkv, gates: &gates, state: &state };
     oracle::verify(case.dims, &case.batch.trees()[0], input)

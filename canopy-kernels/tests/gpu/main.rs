@@ -3,6 +3,7 @@
 
 mod attention;
 mod block;
+mod blocked;
 mod conv;
 mod data;
 mod folds;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     let rooms = [
         attention::TESTS,
         block::TESTS,
+        blocked::TESTS,
         conv::TESTS,
         folds::TESTS,
         fused::TESTS,

@@ -13,7 +13,7 @@ use crate::contract::scene::{Scene, Shape};
 use crate::contract::subjects::Subject;
 use crate::contract::subjects::gdn::{dims, fill_sums, gates};
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
-use crate::tree_gdn::{fused, launch};
+use crate::tree_gdn::{blocked, fused, launch};
 use crate::tree_gdn_serial::launch as serial;
 
 /// qkv is input 0.
@@ -29,6 +29,18 @@ const VERIFY_FAULTS: Faults = &[
     (Shapes, "short_path"),
     (Shapes, "dropped_slice"),
     (Sums, "half_sum"),
+    (Invariant, "one_ulp"),
+];
+
+/// Its sums are products of sixteen nodes, too few of which follow each other for a bfloat16 accumulator to show in tier B.
+const BLOCKED_FAULTS: Faults = &[
+    (Nonfinite, "leak"),
+    (Repeat, "gap"),
+    (Repeat, "overrun"),
+    (Repeat, "touched"),
+    (Shapes, "short_path"),
+    (Shapes, "dropped_slice"),
+    (Sums, "short_path"),
     (Invariant, "one_ulp"),
 ];
 
@@ -67,6 +79,13 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     let mut kernels = vec![
         fused_kernel::<f32>(gpu, "tree_gdn fused a", TIER_A),
         fused_kernel::<bf16>(gpu, "tree_gdn fused b", TIER_B),
+        Kernel {
+            planted_call: Some(Arc::new(blocked_verify::<64>)),
+            ..Kernel::new(gpu, "tree_gdn blocked b", VERIFY, TIER_B, blocked_verify::<32>)
+                .rounded(QKV)
+                .variant("tree_gdn blocked b, widest", blocked_verify::<0>)
+                .planted("tree_gdn/blocked", BLOCKED_FAULTS)
+        },
         Kernel::new(gpu, "tree_gdn split f32", VERIFY, TIER_A, split::<f32>)
             .planted("tree_gdn/verify", VERIFY_FAULTS),
         Kernel::new(gpu, "tree_gdn split bf16", VERIFY, TIER_A, split::<bf16>).rounded(QKV),
@@ -218,6 +237,25 @@ fn fused_verify<Out: fused::Tier + Element, const COLUMNS: usize>(
 ) -> Result<()> {
     let (inputs, mut planes) = (Inputs::new(gpu, scene)?, Planes::<Out>::new(gpu, scene)?);
     launch_fused(gpu, scene, COLUMNS, &inputs, &mut planes)?;
+    inputs.untouched(gpu)?;
+    planes.read(gpu, scene, out).map(drop)
+}
+
+/// In blocks of so many value columns; 0 takes the widest that there is for the largest tree.
+fn blocked_verify<const COLUMNS: usize>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+    let (inputs, mut planes) = (Inputs::new(gpu, scene)?, Planes::<bf16>::new(gpu, scene)?);
+    let fits = |&columns: &usize| blocked::fits(inputs.tree.most_nodes, columns, usize::MAX);
+    let widest = blocked::COLUMNS.into_iter().rfind(fits).unwrap_or(32);
+    let buffers = fused::FusedBuffers {
+        qkv: inputs.qkv.view(),
+        gates: inputs.gates.view(),
+        state: inputs.state.view(),
+        o: planes.o.view_mut(),
+        u: planes.u.view_mut(),
+        g_cum: planes.g_cum.view_mut(),
+    };
+    let columns = if COLUMNS == 0 { widest } else { COLUMNS };
+    blocked::verify(&gpu.0, dims(scene), &scene.batch, &inputs.tree, columns, buffers)?;
     inputs.untouched(gpu)?;
     planes.read(gpu, scene, out).map(drop)
 }
