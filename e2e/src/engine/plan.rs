@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 use canopy_kernels::DraftTree;
 
-use super::auto::{Candidate, Choice, Fixed, Lookup, draft_load};
+use super::auto::{Candidate, Choice, Fixed, Lookup, Spent, draft_load};
 use super::choose::Rules;
 use super::stream::joined;
 use super::{Engine, Mode, StageTimes, Stream};
@@ -259,6 +259,7 @@ impl Engine {
     fn build(&mut self, drafts: &[Draft], logits: &[Tensor], others: &[Work]) -> Result<Vec<CandidateTree>> {
         let mut trees = Vec::with_capacity(drafts.len());
         let (mut auto, mut worth, mut chains) = (Vec::new(), Vec::new(), Vec::new());
+        let looks = self.tuner.looks_at_trees();
         for (draft, logits) in drafts.iter().zip(logits) {
             let top_k = match draft.mode {
                 Mode::Chain => 1,
@@ -284,11 +285,16 @@ impl Engine {
                 Mode::Auto => {
                     let tuning = &self.running[draft.index].tuning;
                     let root = (draft.root, grammar.is_some());
-                    if let Some(mut chain) = self.tuner.chain(tuning, &marginals, draft.root, options)? {
-                        prune(grammar, draft.budget, &mut chain.0, &mut chain.1)?;
-                        chains.push(chain);
+                    match self.tuner.chain(tuning, &marginals, draft.root, options)? {
+                        Some(chain) if !looks => chain,
+                        chain => {
+                            if let Some(mut chain) = chain {
+                                prune(grammar, draft.budget, &mut chain.0, &mut chain.1)?;
+                                chains.push(chain);
+                            }
+                            self.tuner.build(tuning, &marginals, root, options)?
+                        }
                     }
-                    self.tuner.build(tuning, &marginals, root, options)?
                 }
             };
             prune(grammar, draft.budget, &mut tree, &mut nodes)?;
@@ -302,7 +308,11 @@ impl Engine {
             let fixed = (0..trees.len()).filter(|tree| !auto.contains(tree));
             let rows = others.iter().map(Work::rows).chain(fixed.map(|tree| trees[tree].tokens().len()));
             let (chains, of_chains): (Vec<_>, Vec<_>) = chains.into_iter().unzip();
-            let spent = self.tuner.spend(&worth, &of_chains, rows.sum::<usize>() + auto.len());
+            let others = rows.sum::<usize>() + auto.len();
+            let spent = match looks {
+                true => self.tuner.spend(&worth, &of_chains, others),
+                false => Spent { chains: false, budgets: self.tuner.spend_on_chains(&worth, others) },
+            };
             if spent.chains {
                 auto.iter().zip(chains).for_each(|(&tree, chain)| trees[tree] = chain);
             }

@@ -19,6 +19,17 @@ fn run(right: f64, depths: usize) -> f64 {
     right * (1.0 - right.powi(depths as i32)) / (1.0 - right)
 }
 
+/// Mean length of the right beginning of `depths` tokens when that of `known` tokens is `gain`, all right with one probability each.
+pub(super) fn run_of(gain: f64, known: f64, depths: f64) -> f64 {
+    let run = |right: f64, depths: f64| right * (1.0 - right.powf(depths)) / (1.0 - right);
+    let (mut low, mut high) = (0.0, 1.0 - 1e-9);
+    for _ in 0..40 {
+        let middle = (low + high) / 2.0;
+        *if run(middle, known) < gain { &mut low } else { &mut high } = middle;
+    }
+    run(low, depths)
+}
+
 /// What drafted rounds brought and took, on average.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Means {

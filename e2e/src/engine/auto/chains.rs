@@ -8,6 +8,8 @@ use super::Curves;
 
 /// Rounds with chains before one has trees, whose statistics chains do not move.
 const TRIAL: usize = 64;
+/// Of rounds with chains one of so many looks whether trees were better: building them takes the host's time.
+const LOOK: usize = 8;
 
 /// What chains cost, and whether they are in use.
 #[derive(Clone, Debug)]
@@ -38,6 +40,16 @@ impl Chains {
         self.rounds > 0
     }
 
+    /// Whether the next round is to compare trees with chains.
+    pub fn look_at_trees(&self) -> bool {
+        self.rounds.is_multiple_of(LOOK)
+    }
+
+    /// Notes a round with chains that was not compared.
+    pub fn stay(&mut self) {
+        self.rounds += 1;
+    }
+
     /// Chooses between what chains and trees bring at their best, and notes the choice.
     pub fn choose(&mut self, chains: f64, trees: f64) -> bool {
         let chosen = chains > trees && self.rounds < TRIAL;
@@ -57,6 +69,17 @@ mod tests {
         assert!(!chains.are_used());
         let taken: Vec<bool> = (0..3 * TRIAL).map(|_| chains.choose(2.0, 1.0)).collect();
         assert_eq!(taken.iter().filter(|taken| !**taken).count(), 2);
+        let mut looks = 0;
+        for _ in 0..2 * TRIAL {
+            match chains.look_at_trees() {
+                true => {
+                    looks += 1;
+                    chains.choose(2.0, 1.0);
+                }
+                false => chains.stay(),
+            }
+        }
+        assert!((2 * TRIAL / LOOK..2 * TRIAL / LOOK + 4).contains(&looks), "{looks}");
         assert!(taken[0] && chains.are_used());
         assert!(!chains.choose(1.0, 1.0) && !chains.are_used());
     }

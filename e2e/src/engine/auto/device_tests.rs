@@ -110,20 +110,26 @@ impl Device {
                 choices.streams.iter().map(|choice| matches!(choice, Choice::Draft)).collect();
             let (mut trees, mut worth) = (Vec::new(), Vec::new());
             let (mut chains, mut of_chains) = (Vec::new(), Vec::new());
+            let looks = tuner.looks_at_trees();
             for (tuning, _) in tunings.iter().zip(&drafts).filter(|(_, drafts)| **drafts) {
                 let (marginals, options) = self.marginals(horizon, 64);
-                let (tree, nodes) = tuner.build(tuning, &marginals, (0, false), options).unwrap();
-                trees.push(tree);
-                worth.push(nodes);
+                if looks {
+                    let (tree, nodes) = tuner.build(tuning, &marginals, (0, false), options).unwrap();
+                    trees.push(tree);
+                    worth.push(nodes);
+                }
                 if let Some((chain, nodes)) = tuner.chain(tuning, &marginals, 0, options).unwrap() {
                     chains.push(chain);
                     of_chains.push(nodes);
                 }
             }
-            let Spent { chains: walked, budgets } = tuner.spend(&worth, &of_chains, self.streams);
+            let Spent { chains: walked, budgets } = match looks {
+                true => tuner.spend(&worth, &of_chains, self.streams),
+                false => Spent { chains: true, budgets: tuner.spend_on_chains(&of_chains, self.streams) },
+            };
             let rows = self.streams + budgets.iter().sum::<usize>();
             assert!(rows <= 256);
-            let spent = self.seconds(rows, walked, !trees.is_empty());
+            let spent = self.seconds(rows, walked, drafts.contains(&true));
             let mut drawn = if walked { chains } else { trees }.into_iter().zip(budgets);
             let mut gained = 0;
             for stream in 0..self.streams {
@@ -185,6 +191,7 @@ fn auto_keeps_up_with_the_better_of_chains_and_trees() {
     for (name, model, streams, solved, chain_wins) in [
         ("the 9B's", spine(6.5), 1, 0.06, true),
         ("the 9B's, four streams", spine(6.5), 4, 0.06, true),
+        ("the 9B's, sixteen streams", spine(6.5), 16, 0.06, true),
         ("a poor drafter", spine(2.5), 1, 0.06, false),
         ("sure siblings", wide(4.0), 1, 0.06, false),
         ("sure siblings, dear trees", wide(4.0), 1, 2.0, true),

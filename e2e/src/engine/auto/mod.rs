@@ -28,7 +28,7 @@ mod tests;
 
 use acceptance::{Acceptance, Ratios};
 pub(super) use blocks::block_lengths;
-use blocks::{Blocks, Drafted};
+use blocks::{Blocks, Drafted, run_of};
 use chains::Chains;
 pub(super) use chains::Spent;
 pub use cost::CostCurve;
@@ -296,9 +296,10 @@ impl Tuner {
         let most = self.steps.last().map_or(f64::INFINITY, |&rows| rows as f64);
         let whole = if round.rows <= most { self.rate_of(round) } else { 0.0 };
         let gain = (round.tokens - base.tokens).max(0.0) / drafting as f64;
+        let known = (round.rows - base.rows) / drafting as f64;
         let cut = |rows: f64| {
             let nodes = (rows - base.rows) / drafting as f64;
-            let kept = gain * (1.0 - (gain / (1.0 + gain)).powf(nodes));
+            let kept = run_of(gain, known, nodes);
             self.rate_of(Totals { tokens: base.tokens + kept * drafting as f64, rows, ..round })
         };
         let steps = self.steps.iter().map(|&rows| rows as f64);
@@ -353,6 +354,20 @@ impl Tuner {
         }
         let ratios = tuning.acceptance.corrected(&self.ratios);
         Ok(Some(labelled(chain_from(&ratios.correct(marginals), root, options)?, marginals)))
+    }
+
+    /// Whether trees are to be built beside [`Self::chain`]s; where not, [`Self::spend_on_chains`] is next.
+    pub fn looks_at_trees(&self) -> bool {
+        self.chains.as_ref().is_none_or(Chains::look_at_trees)
+    }
+
+    /// [`Self::spend`] where there are chains alone.
+    pub fn spend_on_chains(&mut self, chains: &[Vec<f64>], others: usize) -> Vec<usize> {
+        let budgets = self.best_budgets(self.passes(), chains, others).0;
+        if let Some(chains) = &mut self.chains {
+            chains.stay();
+        }
+        budgets
     }
 
     /// How many nodes of each stream's tree, or of each one's chain, to verify, given what they are worth, in a pass of `others` further rows,
