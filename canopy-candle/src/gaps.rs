@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(gap(3), (2, 10..13));
         assert_eq!(gap(4), (3, 14..18));
         assert_eq!(first_gap([].iter(), 8, 2), (0, 2..10));
-        assert_eq!(first_gap([4..6].iter(), 2, 2), (0, 2..4));
+        assert_eq!(first_gap([4..6, 9..10].iter(), 2, 2), (0, 2..4));
     }
 
     /// Pieces come and go in an order from a seed: none overlaps one that lives, and what is free is used again.
