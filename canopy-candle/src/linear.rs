@@ -7,8 +7,10 @@ use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, T
 use canopy_kernels::linear::cpu::{self as kernel, PackedWeight};
 #[cfg(feature = "cuda")]
 use canopy_kernels::linear::launch::Rounding;
-use canopy_kernels::linear::random;
 use canopy_kernels::linear::rounded::{self, RoundedWeight};
+use canopy_kernels::linear::{int8, random};
+
+use half::bf16;
 
 use crate::check::{Arg, arg};
 use crate::planes::{self, PlaneViews, PlanesMut};
@@ -155,6 +157,61 @@ impl PackedLinear {
         Ok(Self { weights, ..self.clone() })
     }
 
+    /// The same weights in int8, a bf16 scale for every output and [`GROUP`](int8::GROUP) inputs: on CUDA half the bytes to keep and to read. The product is,
+    /// bit for bit, the one over the bf16 weights that those stand for, which the CPU keeps instead: the same values, no memory saved. Seven-bit
+    /// weights stay as they are.
+    ///
+    /// ```
+    /// use canopy_candle::PackedLinear;
+    /// use candle_core::{Device, Tensor};
+    ///
+    /// let linear = PackedLinear::new(&[&Tensor::new(&[[1.27f32, -0.333]], &Device::Cpu)?], &Device::Cpu)?;
+    /// let w = linear.int8()?.lookup(&[0])?.to_vec2::<f32>()?;
+    /// assert!((w[0][0] - 1.27).abs() < 0.01 && (w[0][1] + 0.333).abs() < 0.01);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// On CUDA, a width that is not a multiple of 4, or more than eight matrices.
+    pub fn int8(&self) -> Result<Self> {
+        let weights = match &self.weights {
+            Weights::Packed(weight) => Weights::Packed(Arc::new(self.int8_values(weight)?)),
+            Weights::Rounded(weight) => Weights::Rounded(weight.clone()),
+            #[cfg(feature = "cuda")]
+            Weights::Cuda(weight) => Weights::Cuda(Arc::new(weight.to_int8()?)),
+            Weights::Plain(parts) => {
+                let parts =
+                    parts.iter().map(|part| part.to_dtype(DType::BF16)).collect::<Result<Vec<_>>>()?;
+                let packed = Self::new(&parts.iter().collect::<Vec<_>>(), &self.device)?;
+                if matches!(packed.weights, Weights::Plain(_)) {
+                    let got = format_args!("{} inputs, {} matrices", self.inputs, parts.len());
+                    let expected =
+                        format_args!("a multiple of 4 inputs and 1 to 8 matrices for int8 on CUDA");
+                    return arg(OP, "weights").refuse(expected, got);
+                }
+                return packed.with_bf16_rows(self.bf16_rows).int8();
+            }
+        };
+        Ok(Self { weights, ..self.clone() })
+    }
+
+    /// What int8 values of `weight`'s matrices stand for.
+    fn int8_values(&self, weight: &PackedWeight) -> Result<PackedWeight> {
+        let mut row = vec![0f32; self.inputs];
+        let mut parts = Vec::with_capacity(self.outputs.len());
+        let mut ids = 0..;
+        for &out in self.outputs.iter() {
+            let mut part = Vec::with_capacity(out * self.inputs);
+            for id in ids.by_ref().take(out) {
+                weight.row(id, &mut row).wrap()?;
+                part.extend(row.iter().map(|&w| bf16::from_f32(w)));
+            }
+            int8::round_trip(self.inputs, &mut part);
+            parts.push(part);
+        }
+        PackedWeight::from_bf16(self.inputs, &parts.iter().map(Vec::as_slice).collect::<Vec<_>>()).wrap()
+    }
+
     /// Input width.
     pub fn inputs(&self) -> usize {
         self.inputs
@@ -203,6 +260,28 @@ impl PackedLinear {
             Weights::Cuda(weight) => self.on_cuda(x, weight)?.reshape((rows, self.outputs[0])),
             Weights::Plain(parts) => plain_product(x, &parts[0]),
         }
+    }
+
+    /// [`Self::forward_one`] in f32, whatever x's dtype: on CUDA bf16 rows that are rounded anyway ([`Self::with_bf16_rows`]) then go in and
+    /// come out without a cast.
+    ///
+    /// # Errors
+    /// Those of [`Self::forward_one`].
+    pub fn forward_one_f32(&self, x: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if let Weights::Cuda(weight) = &self.weights
+            && let [out] = *self.outputs
+            && self.bf16_rows
+            && x.dtype() == DType::BF16
+            && weight.takes_bf16()?
+        {
+            let rows = self.check(x)?;
+            let product =
+                crate::cuda::linear::Product { weight, rounding: Rounding::Bf16, outputs: &self.outputs };
+            let pack = row_major(x)?.apply_op1_no_bwd(&product).and_then(crate::recorded::kept)?;
+            return pack.reshape((rows, out));
+        }
+        self.forward_one(&crate::recorded::widened(x)?)
     }
 
     /// Rows of the (stacked) matrix by index, f32 where the weights are packed (the CPU, bf16 on CUDA), otherwise in their dtype: an

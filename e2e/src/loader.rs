@@ -72,6 +72,8 @@ pub struct LoadOptions {
     pub drafter: Option<ModelSource>,
     /// How weights are kept.
     pub dtype: WeightDtype,
+    /// How the drafter's are, and the head's that drafts go through; `None` takes int8 on CUDA, where drafts wait for weights, else `dtype`.
+    pub drafter_dtype: Option<WeightDtype>,
     /// Makes the weights from this seed instead of reading them: `config.json` alone is needed.
     pub random_weights: Option<u64>,
     /// Pool slots: streams that run at once.
@@ -96,6 +98,7 @@ impl Default for LoadOptions {
             target: ModelSource::Embedded,
             drafter: None,
             dtype: WeightDtype::Stored,
+            drafter_dtype: None,
             random_weights: None,
             slots: 4,
             context_len: None,
@@ -111,6 +114,12 @@ impl Default for LoadOptions {
 impl LoadOptions {
     fn bf16_rows(&self, device: &Device) -> bool {
         device.is_cuda() && self.rows == RowPrecision::Bf16
+    }
+
+    /// How the drafter's weights are kept on a device.
+    pub fn drafter_dtype(&self, device: &Device) -> WeightDtype {
+        let usual = if device.is_cuda() { WeightDtype::Int8 } else { self.dtype };
+        self.drafter_dtype.unwrap_or(usual)
     }
 }
 
@@ -221,13 +230,18 @@ pub fn load_target(files: &ModelFiles, options: &LoadOptions) -> Result<Qwen35> 
     let rows = if options.bf16_rows(&device) { DType::BF16 } else { DType::F32 };
     let model =
         ModelOptions { slots: options.slots, context_len, variant, rows, device, graphs: options.graphs };
-    Qwen35::load(&weights(files, options, &model.device)?, config, model)
+    Qwen35::load(&weights(files, options, options.dtype, &model.device)?, config, model)
 }
 
-fn weights(files: &ModelFiles, options: &LoadOptions, device: &Device) -> Result<Weights> {
+fn weights(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    dtype: WeightDtype,
+    device: &Device,
+) -> Result<Weights> {
     let weights = match options.random_weights {
-        Some(seed) => Weights::random(seed),
-        None => files.weights(options.dtype)?,
+        Some(seed) => Weights::random(seed, dtype),
+        None => files.weights(dtype)?,
     };
     Ok(weights.with_bf16_rows(options.bf16_rows(device)))
 }
@@ -278,7 +292,12 @@ pub fn load_drafter(files: &ModelFiles, target: &mut Qwen35, options: &LoadOptio
         device: device::parse(&options.device)?,
         graphs: options.graphs,
     };
-    let drafter = DFlash::load(&weights(files, options, &sizes.device)?, config, target.head(), sizes)?;
+    let dtype = options.drafter_dtype(&sizes.device);
+    let head = match (dtype, options.dtype) {
+        (WeightDtype::Int8, kept) if kept != WeightDtype::Int8 => target.head().int8()?,
+        _ => target.head(),
+    };
+    let drafter = DFlash::load(&weights(files, options, dtype, &sizes.device)?, config, head, sizes)?;
     target.set_taps(drafter.taps())?;
     Ok(drafter)
 }

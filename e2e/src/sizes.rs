@@ -3,6 +3,7 @@
 use canopy_candle::{ConvDims, DraftTree};
 
 use crate::config::{DraftConfig, LayerKind, TargetConfig};
+use crate::weights::WeightDtype;
 
 /// Elements of one matrix of a configuration and of its vectors, in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,9 +15,14 @@ pub struct Elements {
 }
 
 impl Elements {
-    /// Bytes with bf16 matrices.
-    pub fn bytes(self) -> usize {
-        2 * self.matrices + 4 * self.vectors
+    /// Bytes with matrices kept so on CUDA; [`WeightDtype::Stored`] counts as bf16. Int8 has a bf16 scale for every 128 values.
+    pub fn bytes(self, dtype: WeightDtype) -> usize {
+        let matrices = match dtype {
+            WeightDtype::Stored | WeightDtype::Bf16 => 2 * self.matrices,
+            WeightDtype::F32 => 4 * self.matrices,
+            WeightDtype::Int8 => self.matrices + self.matrices / 64,
+        };
+        matrices + 4 * self.vectors
     }
 
     /// All of them.
@@ -42,6 +48,12 @@ pub struct Sizes {
     pub block_size: usize,
     /// Bytes of one row of logits, f32.
     pub logits_row: usize,
+    /// Elements of the head.
+    pub head: usize,
+    /// Elements of the drafter's key and value projections, which CUDA keeps twice: alone, and beside the queries'.
+    pub drafter_twice: usize,
+    /// How the target's weights are kept, and the drafter's.
+    pub dtypes: [WeightDtype; 2],
 }
 
 impl Sizes {
@@ -57,12 +69,37 @@ impl Sizes {
             drafter_token,
             block_size: drafter.map_or(0, |drafter| drafter.block_size),
             logits_row: 4 * target.vocab_size,
+            head: target.vocab_size * target.hidden_size,
+            drafter_twice: drafter.filter(|_| kv_bytes == 2).map_or(0, |drafter| {
+                2 * drafter.layers.len() * drafter.attn.kv_width() * drafter.hidden_size
+            }),
+            dtypes: [WeightDtype::Stored; 2],
         }
+    }
+
+    /// The same with weights kept so, the target's and the drafter's.
+    #[must_use]
+    pub fn kept(self, target: WeightDtype, drafter: WeightDtype) -> Self {
+        Self { dtypes: [target, drafter], ..self }
+    }
+
+    /// Bytes of the target's weights.
+    pub fn target_weights(&self) -> usize {
+        self.target.bytes(self.dtypes[0])
+    }
+
+    /// Bytes of the drafter's weights, and of the int8 copy of the head that drafts go through where the target's is none.
+    pub fn drafter_weights(&self) -> usize {
+        let [target, drafter] = self.dtypes;
+        let copied = self.block_size > 0 && drafter == WeightDtype::Int8 && target != WeightDtype::Int8;
+        let copies =
+            Elements { matrices: self.drafter_twice + if copied { self.head } else { 0 }, vectors: 0 };
+        self.drafter.bytes(drafter) + copies.bytes(drafter)
     }
 
     /// Bytes of both models' weights.
     pub fn weights(&self) -> usize {
-        self.target.bytes() + self.drafter.bytes()
+        self.target_weights() + self.drafter_weights()
     }
 
     /// Bytes that one token of context adds.
@@ -147,6 +184,22 @@ mod tests {
         assert_eq!(sizes.drafter_token, 24 << 10);
         // 24 layers of 32 heads x 128 x 128 and of 3 rows of 8,192 channels.
         assert_eq!(sizes.state, (48 << 20) + 24 * 3 * 8192 * 4);
+    }
+
+    #[test]
+    fn int8_weights_are_half_of_bf16_and_their_scales() {
+        let (target, drafter) = pair("models/qwen3.5-9b", "models/qwen3.5-9b/drafter");
+        let stored = Sizes::new(&target, Some(&drafter), 2);
+        let drafts = stored.kept(WeightDtype::Stored, WeightDtype::Int8);
+        assert_eq!(drafts.target_weights(), stored.target_weights());
+        let int8 = |matrices: usize| matrices + matrices / 64;
+        let twice = 6 * 2 * 1024 * 4096;
+        let expected =
+            int8(stored.drafter.matrices) + int8(248_320 * 4096 + twice) + 4 * stored.drafter.vectors;
+        assert_eq!(drafts.drafter_weights(), expected);
+        let both = stored.kept(WeightDtype::Int8, WeightDtype::Int8);
+        assert_eq!(drafts.drafter_weights() - both.drafter_weights(), int8(248_320 * 4096));
+        assert!((both.target_weights() as f64 / stored.target_weights() as f64 - 0.508).abs() < 0.001);
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub enum WeightDtype {
     Bf16,
     /// Widened to f32.
     F32,
+    /// Rounded to int8 ([`PackedLinear::int8`]): half of bf16's bytes on CUDA.
+    Int8,
 }
 
 /// One matrix of a packed product: a name and its rows.
@@ -65,9 +67,10 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights of any names and shapes from a seed: a model of the right sizes, for measuring speed without a checkpoint. Matrices are bf16.
-    pub fn random(seed: u64) -> Self {
-        Self { random: Some(seed), ..Self::empty(PathBuf::from("random weights"), WeightDtype::Stored) }
+    /// Weights of any names and shapes from a seed: a model of the right sizes, for measuring speed without a checkpoint. Matrices are bf16, or int8
+    /// made of those.
+    pub fn random(seed: u64, dtype: WeightDtype) -> Self {
+        Self { random: Some(seed), ..Self::empty(PathBuf::from("random weights"), dtype) }
     }
 
     /// Maps the checkpoint in `dir`: `model.safetensors`, else the shards of `model.safetensors.index.json`, else
@@ -221,12 +224,17 @@ impl Weights {
     /// One product over `[rows, inputs]` matrices. Every entry of `parts` is one output, made of the matrices it
     /// lists, stacked.
     pub fn packed(&self, parts: &[&[Part<'_>]], inputs: usize, device: &Device) -> Result<PackedLinear> {
+        let linear = self.packed_bf16(parts, inputs, device)?.with_bf16_rows(self.bf16_rows);
+        Ok(if self.dtype == WeightDtype::Int8 { linear.int8()? } else { linear })
+    }
+
+    /// The same before it becomes int8, where it does.
+    fn packed_bf16(&self, parts: &[&[Part<'_>]], inputs: usize, device: &Device) -> Result<PackedLinear> {
         if let Some(seed) = self.random {
             let rows = |part: &&[Part<'_>]| part.iter().map(|(_, rows)| rows).sum();
             let outputs: Vec<usize> = parts.iter().map(rows).collect();
             let name = parts.first().and_then(|part| part.first()).map_or("", |(name, _)| name);
-            let linear = PackedLinear::random(inputs, &outputs, random::matrix(name, inputs, seed), device)?;
-            return Ok(linear.with_bf16_rows(self.bf16_rows));
+            return Ok(PackedLinear::random(inputs, &outputs, random::matrix(name, inputs, seed), device)?);
         }
         let mut outputs = Vec::with_capacity(parts.len());
         for part in parts {
@@ -247,7 +255,7 @@ impl Weights {
                 _ => Tensor::cat(&matrices, 0)?,
             });
         }
-        Ok(PackedLinear::new(&stacked.iter().collect::<Vec<_>>(), device)?.with_bf16_rows(self.bf16_rows))
+        Ok(PackedLinear::new(&stacked.iter().collect::<Vec<_>>(), device)?)
     }
 
     /// The product over one `[rows, inputs]` matrix.
@@ -258,7 +266,7 @@ impl Weights {
     fn matrix(&self, name: &str, rows: usize, inputs: usize) -> Result<Tensor> {
         let stored = self.tensor(name, &[rows, inputs])?;
         let dtype = match (self.dtype, stored.dtype()) {
-            (WeightDtype::Bf16, _) | (WeightDtype::Stored, DType::BF16) => DType::BF16,
+            (WeightDtype::Bf16 | WeightDtype::Int8, _) | (WeightDtype::Stored, DType::BF16) => DType::BF16,
             _ => DType::F32,
         };
         Ok(stored.to_dtype(dtype)?)

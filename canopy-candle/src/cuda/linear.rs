@@ -25,7 +25,7 @@ pub(crate) fn takes(dtype: DType, inputs: usize, parts: usize) -> bool {
 
 /// A packed weight; launches over it follow one another on its device's stream.
 #[derive(Debug)]
-pub(crate) struct Weight(Mutex<WeightOnDevice>);
+pub(crate) struct Weight(Mutex<WeightOnDevice>, CudaDevice);
 
 impl Weight {
     /// Packs bf16 matrices that lie on the CPU.
@@ -41,7 +41,7 @@ impl Weight {
         let slices = slices.iter().map(AsRef::as_ref).collect::<Vec<_>>();
         let shape = WeightShape::new(inputs, outputs).wrap()?;
         let packed = device.clone_htod(&shape.pack(&slices).wrap()?)?;
-        Ok(Self(Mutex::new(WeightOnDevice::new(&device.cuda_stream(), shape, packed).wrap()?)))
+        Ok(Self::of(WeightOnDevice::new(&device.cuda_stream(), shape, packed).wrap()?, device))
     }
 
     /// A weight from a seed, made on the device.
@@ -52,7 +52,21 @@ impl Weight {
         device: &CudaDevice,
     ) -> Result<Self> {
         let shape = WeightShape::new(inputs, outputs).wrap()?;
-        Ok(Self(Mutex::new(WeightOnDevice::random(&device.cuda_stream(), shape, seed, scale).wrap()?)))
+        Ok(Self::of(WeightOnDevice::random(&device.cuda_stream(), shape, seed, scale).wrap()?, device))
+    }
+
+    fn of(weight: WeightOnDevice, device: &CudaDevice) -> Self {
+        Self(Mutex::new(weight), device.clone())
+    }
+
+    /// The same in int8, made on the device.
+    pub(crate) fn to_int8(&self) -> Result<Self> {
+        Ok(Self::of(self.lock().to_int8(&self.1.cuda_stream()).wrap()?, &self.1))
+    }
+
+    /// Whether its product takes bf16 rows as they are.
+    pub(crate) fn takes_bf16(&self) -> Result<bool> {
+        self.lock().takes_bf16(&self.1.cuda_stream()).wrap()
     }
 
     /// Rows of the stacked matrix by index, `[ids, in]` f32; `ids` are below the number of outputs.
@@ -75,7 +89,7 @@ impl Weight {
     }
 }
 
-/// All outputs as planes of one allocation.
+/// All outputs as planes of one allocation, in f32. Rows may be bf16 where [`Weight::takes_bf16`].
 pub(crate) struct Product<'a> {
     pub weight: &'a Weight,
     pub rounding: Rounding,
@@ -92,17 +106,21 @@ impl CustomOp1 for Product<'_> {
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let (device, rows) = (x.device(), layout.dims()[0]);
-        let x = view::<f32>(arg(OP, "x"), x, layout)?;
+        let (device, rows, name) = (x.device(), layout.dims()[0], arg(OP, "x"));
         let lens = self.outputs.iter().map(|out| rows * out).collect::<Vec<_>>();
         let count = planes::elem_count(&lens);
         let mut weight = self.weight.lock();
         let mut scratch = output::<f32>(device, weight.scratch_len(rows).max(1))?;
         let mut pack = output::<f32>(device, count)?;
         let starts = planes::starts(&lens);
-        let y = pack.as_view_mut();
-        launch::forward(&device.cuda_stream(), &mut weight, self.rounding, x, &mut scratch, &starts, y)
-            .wrap()?;
+        let (y, stream) = (pack.as_view_mut(), device.cuda_stream());
+        if x.dtype() == DType::BF16 {
+            let x = view::<half::bf16>(name, x, layout)?;
+            launch::forward_bf16(&stream, &mut weight, x, &mut scratch, &starts, y).wrap()?;
+        } else {
+            let x = view::<f32>(name, x, layout)?;
+            launch::forward(&stream, &mut weight, self.rounding, x, &mut scratch, &starts, y).wrap()?;
+        }
         memory::keep(scratch);
         Ok(storage(device, pack, count))
     }

@@ -47,6 +47,33 @@ __device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, u
                  : "memory");
 }
 
+// The same, to the same place in every CTA of the cluster that `ctas` has a bit for, each of which is told by its own barrier.
+__device__ __forceinline__ void copy_box_to(uint32_t dst, const CUtensorMap* map, uint32_t column, uint32_t row, uint32_t barrier, uint16_t ctas) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(ctas)
+        : "memory");
+}
+
+// Arrives at the barrier in the same place of a CTA of the cluster.
+__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t cta) {
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+        "r"(cta)
+        : "memory");
+}
+
+// All threads of the cluster that have not ended meet.
+__device__ __forceinline__ void cluster_meets() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
 // The same of a tensor of four dimensions.
 __device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, int4 at, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst),

@@ -1,4 +1,4 @@
-//! The product on CUDA: bf16 weights in tensor-core order, f32 rows. Every argument is checked before a launch.
+//! The product on CUDA: bf16 or int8 weights in tensor-core order, f32 rows. Every argument is checked before a launch.
 
 use std::sync::Arc;
 
@@ -10,8 +10,12 @@ use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{Error, Result};
 
+mod int8;
 mod warpgroup;
 
+use warpgroup::Source;
+
+const OP: &str = "linear";
 const IMAGE: &str = "linear/linear";
 /// Outputs of a tile, and inputs of a tensor-core step.
 const TILE: usize = 16;
@@ -37,11 +41,19 @@ pub enum Rounding {
 }
 
 /// Rows of a row tile and its kernels for [`Rounding::Split`] and [`Rounding::Bf16`], smallest first.
-const KERNELS: [(usize, [&str; 2]); 4] = [
+type Tiles = (usize, [&'static str; 2]);
+
+const BF16_KERNELS: [Tiles; 4] = [
     (8, ["linear_r8_p2", "linear_r8_p1"]),
     (16, ["linear_r16_p2", "linear_r16_p1"]),
     (32, ["linear_r32_p2", "linear_r32_p1"]),
     (64, ["linear_r64_p2", "linear_r64_p1"]),
+];
+
+const INT8_KERNELS: [Tiles; 3] = [
+    (8, ["linear_i8_p2", "linear_i8_p1"]),
+    (16, ["linear_i16_p2", "linear_i16_p1"]),
+    (32, ["linear_i32_p2", "linear_i32_p1"]),
 ];
 
 #[repr(C)]
@@ -167,11 +179,28 @@ impl WeightShape {
     }
 }
 
+/// Weights in tensor-core order.
+#[derive(Debug)]
+enum Packed {
+    Bf16(CudaSlice<bf16>),
+    Int8(CudaSlice<u8>),
+}
+
+impl Packed {
+    /// The next parameter of `launch`.
+    fn read_by<'a>(&'a self, launch: &mut Launch<'a>) {
+        match self {
+            Self::Bf16(packed) => launch.read(packed),
+            Self::Int8(packed) => launch.read(packed),
+        };
+    }
+}
+
 /// A packed weight on a device, with the counters of its launches, which must follow one another on one stream.
 #[derive(Debug)]
 pub struct WeightOnDevice {
     shape: WeightShape,
-    packed: CudaSlice<bf16>,
+    packed: Packed,
     arrived: CudaSlice<u32>,
 }
 
@@ -182,6 +211,10 @@ impl WeightOnDevice {
     /// Another length; an error of the driver.
     pub fn new(stream: &Arc<CudaStream>, shape: WeightShape, packed: CudaSlice<bf16>) -> Result<Self> {
         expect_len("pack weight", "packed", &[shape.packed_len()], packed.len())?;
+        Self::of(stream, shape, Packed::Bf16(packed))
+    }
+
+    fn of(stream: &Arc<CudaStream>, shape: WeightShape, packed: Packed) -> Result<Self> {
         let arrived = stream
             .alloc_zeros(shape.blocks() * ROW_TILES)
             .map_err(|source| Error::Driver { op: "pack weight", source })?;
@@ -219,17 +252,37 @@ impl WeightOnDevice {
         &self.shape
     }
 
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
+        match &self.packed {
+            Packed::Bf16(packed) => packed.num_bytes(),
+            Packed::Int8(packed) => packed.num_bytes(),
+        }
+    }
+
+    /// Whether [`forward_bf16`] is there for it.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn takes_bf16(&self, stream: &Arc<CudaStream>) -> Result<bool> {
+        Ok(warpgroup::takes(&*Kernels::on(stream.context())?, &self.shape))
+    }
+
     /// f32 elements of scratch that [`forward`] needs for this many rows: two blocks' sums of every worker, and the rows rounded.
     pub fn scratch_len(&self, rows: usize) -> usize {
-        let (tile, _) = kernel(rows);
+        let (tile, _) = self.kernel(rows);
         let spans = 2 * self.shape.workers().1 * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK;
         spans.max(warpgroup::scratch_len(&self.shape, rows))
     }
-}
 
-/// The row tile for this many rows, and its kernels.
-fn kernel(rows: usize) -> (usize, [&'static str; 2]) {
-    KERNELS.iter().find(|(tile, _)| *tile >= rows).copied().unwrap_or(KERNELS[KERNELS.len() - 1])
+    /// The row tile for this many rows, and its kernels.
+    fn kernel(&self, rows: usize) -> Tiles {
+        let kernels: &[Tiles] = match self.packed {
+            Packed::Bf16(_) => &BF16_KERNELS,
+            Packed::Int8(_) => &INT8_KERNELS,
+        };
+        kernels.iter().find(|(tile, _)| *tile >= rows).copied().unwrap_or(kernels[kernels.len() - 1])
+    }
 }
 
 /// `x` `[rows, in]` f32 -> plane `p` of `y`, `[rows, out_p]` f32 from element `starts[p]` on. `x` and the planes start on 16-byte
@@ -246,27 +299,12 @@ pub fn forward(
     starts: &[usize],
     mut y: CudaViewMut<'_, f32>,
 ) -> Result<()> {
-    const OP: &str = "linear";
     let shape = &weight.shape;
-    let rows = x.len() / shape.inputs;
-    expect_len(OP, "x", &[rows, shape.inputs], x.len())?;
-    expect_len(OP, "starts", &[shape.outputs.len()], starts.len())?;
-    let mut end = 0;
-    for (&start, &out) in starts.iter().zip(&shape.outputs) {
-        if start < end || start + rows * out > y.len() || u32::try_from(y.len()).is_err() {
-            let expected = format!("planes in order within {} elements, at most 2^32", y.len());
-            return Err(Error::Value { op: OP, arg: "starts", expected, got: format!("{starts:?}") });
-        }
-        end = start + rows * out;
-    }
-    if scratch.len() < weight.scratch_len(rows) {
-        let (expected, got) = (Box::new([weight.scratch_len(rows)]), Box::new([scratch.len()]));
-        return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
-    }
+    let rows = check(weight, x.len(), scratch.len(), starts, y.len())?;
     if rounding == Rounding::Bf16 && warpgroup::takes(&*Kernels::on(stream.context())?, shape) {
-        return warpgroup::forward(stream, weight, &x, scratch, starts, &mut y);
+        return warpgroup::forward(stream, weight, Source::F32(&x), scratch, starts, &mut y);
     }
-    let (tile, [split, bf16]) = kernel(rows);
+    let (tile, [split, bf16]) = weight.kernel(rows);
     let (symbol, parts) = if rounding == Rounding::Split { (split, 2) } else { (bf16, 1) };
     let mut args = shape.args();
     for first in (0..rows).step_by(tile * ROW_TILES) {
@@ -282,13 +320,9 @@ pub fn forward(
         };
         let x = x.slice(first * shape.inputs..(first + count) * shape.inputs);
         let mut launch = Launch::new(stream, OP, IMAGE, symbol)?;
-        launch
-            .value(&args)
-            .read(&x)
-            .read(&weight.packed)
-            .write(&mut *scratch)
-            .write(&mut weight.arrived)
-            .write(&mut y);
+        launch.value(&args).read(&x);
+        weight.packed.read_by(&mut launch);
+        launch.write(&mut *scratch).write(&mut weight.arrived).write(&mut y);
         // SAFETY: lengths checked above; a warp writes its own outputs of its own rows, within the planes; before its wait the kernel reads
         // the weight alone.
         unsafe { launch.launch(config) }?;
@@ -296,7 +330,48 @@ pub fn forward(
     Ok(())
 }
 
-/// Rows of the stacked matrix by index, `y` `[ids, in]` f32. `most` is the largest of the ids, which are on the device.
+/// [`forward`] of bf16 rows where [`WeightOnDevice::takes_bf16`]: the bits that the same rows have in f32, without the launch that rounds them.
+///
+/// # Errors
+/// Those of [`forward`]; a device or a weight that has no such kernel.
+pub fn forward_bf16(
+    stream: &Arc<CudaStream>,
+    weight: &mut WeightOnDevice,
+    x: CudaView<'_, bf16>,
+    scratch: &mut CudaSlice<f32>,
+    starts: &[usize],
+    mut y: CudaViewMut<'_, f32>,
+) -> Result<()> {
+    check(weight, x.len(), scratch.len(), starts, y.len())?;
+    if !weight.takes_bf16(stream)? {
+        let wanted = format!("rows of {} bf16 inputs on this device", weight.shape.inputs);
+        return Err(Error::Unsupported { op: OP, wanted, built: "multiples of 8 on compute capability 9.0" });
+    }
+    warpgroup::forward(stream, weight, Source::Bf16(&x), scratch, starts, &mut y)
+}
+
+/// Checks the lengths of a product; returns its rows.
+fn check(weight: &WeightOnDevice, x: usize, scratch: usize, starts: &[usize], y: usize) -> Result<usize> {
+    let shape = &weight.shape;
+    let rows = x / shape.inputs;
+    expect_len(OP, "x", &[rows, shape.inputs], x)?;
+    expect_len(OP, "starts", &[shape.outputs.len()], starts.len())?;
+    let mut end = 0;
+    for (&start, &out) in starts.iter().zip(&shape.outputs) {
+        if start < end || start + rows * out > y || u32::try_from(y).is_err() {
+            let expected = format!("planes in order within {y} elements, at most 2^32");
+            return Err(Error::Value { op: OP, arg: "starts", expected, got: format!("{starts:?}") });
+        }
+        end = start + rows * out;
+    }
+    if scratch < weight.scratch_len(rows) {
+        let (expected, got) = (Box::new([weight.scratch_len(rows)]), Box::new([scratch]));
+        return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
+    }
+    Ok(rows)
+}
+
+/// Rows of the stacked matrix by index, `y` `[ids, in]` f32 (of int8 weights what those stand for). `most` is the largest of the ids, which are on the device.
 ///
 /// # Errors
 /// Any wrong length, or an id at or past the number of outputs, before the launch.
@@ -325,8 +400,14 @@ pub fn lookup(
     let config =
         LaunchConfig { grid_dim: (ids.len() as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
     let args = shape.args();
-    let mut launch = Launch::new(stream, OP, IMAGE, "linear_lookup")?;
-    launch.value(&args).read(&ids).read(&weight.packed).write(&mut y);
+    let (image, symbol) = match weight.packed {
+        Packed::Bf16(_) => (IMAGE, "linear_lookup"),
+        Packed::Int8(_) => (int8::IMAGE, "linear_lookup_int8"),
+    };
+    let mut launch = Launch::new(stream, OP, image, symbol)?;
+    launch.value(&args).read(&ids);
+    weight.packed.read_by(&mut launch);
+    launch.write(&mut y);
     // SAFETY: lengths and the largest id checked above; a block writes its own row.
     unsafe { launch.launch(config) }
 }

@@ -6,20 +6,13 @@
 
 #include "canopy/mma.cuh"
 #include "share.cuh"
+#include "tiles.cuh"
 
 namespace canopy {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kChunk = 128;
-constexpr int kSteps = kChunk / 16;
-
-// Past the L1, which has no second reader.
-__device__ __forceinline__ uint4 stream16(const uint4* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
 
 // What a thread stages of a row tile: four inputs of every eighth row from its own on.
 template <int Rows, int Parts>
@@ -122,8 +115,8 @@ __device__ __forceinline__ void finish(const LinearArgs& a, const Sum<Rows>& sum
 
 // Grid (row tiles, workers). The chunks of all blocks of 128 outputs stand in one line, of which every worker takes an equal piece. `spans`
 // holds two blocks' sums a worker and row tile, `arrived` a zero for each (block, row tile); it is zero again afterwards.
-template <int Rows, int Parts>
-__device__ __forceinline__ void product(const LinearArgs& a, const float* x, const uint4* weight, float4* spans, uint32_t* arrived, float* y) {
+template <typename Form, int Rows, int Parts>
+__device__ __forceinline__ void product(const LinearArgs& a, const float* x, const uint8_t* weight, float4* spans, uint32_t* arrived, float* y) {
     constexpr int kTiles = Rows / 8, kUnits = Rows * kChunk / 4 / kThreads;
     constexpr int kTurns = Rows > 32 ? 2 : 1;  // parts of the row tiles between which a thread stages one unit
     constexpr uint32_t kBuffer = Parts * Rows * kRowBytes;
@@ -133,18 +126,17 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
     const uint32_t begin = blockIdx.y * a.per_worker, end = min(begin + a.per_worker, a.blocks * a.chunks);
     uint32_t block = begin / a.chunks, chunk = begin % a.chunks;
     // a warp past the last tile reads the first one's weights and writes nothing
-    const auto tile_start = [&](uint32_t of_block) {
-        const uint32_t tile = of_block * kWarps + warp;
-        return weight + (size_t)(tile < a.tiles ? tile : 0) * a.chunks * kSteps * 32 + lane;
+    const auto tile_start = [&](uint32_t of_block, uint32_t from_chunk) {
+        return weight + (of_block * kWarps + warp < a.tiles ? Form::place(a, of_block, warp, from_chunk) : Form::place(a, 0, 0, from_chunk));
     };
-    const uint4* w = tile_start(block) + (size_t)chunk * kSteps * 32;
+    const uint8_t* w = tile_start(block, chunk);
 
     Stager<Rows, Parts> stager(a, x, blockIdx.x * Rows, chunk);
     Sum<Rows> sum;
     sum.clear();
-    uint4 ahead[kSteps];
+    typename Form::Ahead ahead;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) ahead[s] = stream16(w + s * 32);
+    for (int pair = 0; pair < kSteps / 2; ++pair) ahead.fetch(w, lane, pair);
     // the weights above are nobody's output
     wait_for_kernels_ahead();
 #pragma unroll
@@ -153,22 +145,20 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
     for (uint32_t unit = begin; unit < end; ++unit) {
         const bool more = unit + 1 < end, ends_block = chunk + 1 == a.chunks;
         if (ends_block) {
-            w = tile_start(block + 1);
+            w = tile_start(block + 1, 0);
             stager.rewind(a.chunks - 1);
         } else {
-            w += kSteps * 32;
+            w += Form::stride(a, block);
             stager.advance();
         }
         uint8_t* next = shared + ((unit - begin + 1) & 1) * kBuffer;
         const uint32_t tiles = shared_address(shared + ((unit - begin) & 1) * kBuffer);
 #pragma unroll
         for (int pair = 0; pair < kSteps / 2; ++pair) {
-            const uint4 w0 = ahead[2 * pair], w1 = ahead[2 * pair + 1];
-            const uint32_t a0[4] = {w0.x, w0.y, w0.z, w0.w}, a1[4] = {w1.x, w1.y, w1.z, w1.w};
-            if (more && !(CANOPY_FAULT(stale) && pair == 0)) {
-                ahead[2 * pair] = stream16(w + 2 * pair * 32);
-                ahead[2 * pair + 1] = stream16(w + (2 * pair + 1) * 32);
-            }
+            uint4 steps[2];
+            ahead.take(pair, steps);
+            const uint32_t a0[4] = {steps[0].x, steps[0].y, steps[0].z, steps[0].w}, a1[4] = {steps[1].x, steps[1].y, steps[1].z, steps[1].w};
+            if (more && !(CANOPY_FAULT(stale) && pair == 0)) ahead.fetch(w, lane, pair);
 #pragma unroll
             for (int turn = 0; turn < kTurns; ++turn) {
                 const int staged_unit = pair * kTurns + turn;
@@ -201,13 +191,9 @@ __device__ __forceinline__ void product(const LinearArgs& a, const float* x, con
 // Rows of the matrix by index, in f32: ids count the outputs of all parts. A CTA a row.
 __device__ __forceinline__ void lookup(const LinearArgs& a, const uint32_t* ids, const uint16_t* weight, float* y) {
     take_turn();
-    uint32_t id = ids[blockIdx.x], part = 0, before = 0;
-    while (part + 1 < a.parts && id >= a.width[part]) {
-        id -= a.width[part];
-        before = a.tile_end[part++];
-    }
-    const uint32_t row = id % 16;
-    const uint16_t* tile = weight + (size_t)(before + id / 16) * a.chunks * kSteps * 256;
+    const Row at = row_of(a, ids[blockIdx.x]);
+    const uint32_t row = at.row;
+    const uint16_t* tile = weight + (size_t)at.tile * a.chunks * kSteps * 256;
     for (uint32_t k = threadIdx.x; k < a.inputs; k += blockDim.x) {
         const uint32_t in_step = k % 16, lane = row % 8 * 4 + in_step % 8 / 2, word = row / 8 + in_step / 8 * 2;
         const uint32_t bits = tile[(size_t)(k / 16) * 256 + lane * 8 + word * 2 + in_step % 2];
@@ -251,22 +237,28 @@ __device__ __forceinline__ void fill(const LinearArgs& a, uint64_t seed, float s
 
 }  // namespace canopy
 
-#define CANOPY_LINEAR(ROWS, PARTS)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(canopy::kThreads, 2) linear_r##ROWS##_p##PARTS(                       \
-        const __grid_constant__ LinearArgs a, const float* x, const uint4* weight, float4* spans, uint32_t* arrived,   \
+#define CANOPY_LINEAR(NAME, FORM, ROWS, PARTS)                                                                         \
+    extern "C" __global__ void __launch_bounds__(canopy::kThreads, 2) NAME(                                            \
+        const __grid_constant__ LinearArgs a, const float* x, const uint8_t* weight, float4* spans, uint32_t* arrived, \
         float* y) {                                                                                                    \
-        canopy::product<ROWS, PARTS>(a, x, weight, spans, arrived, y);                                                 \
+        canopy::product<canopy::FORM, ROWS, PARTS>(a, x, weight, spans, arrived, y);                                   \
     }
 
-CANOPY_LINEAR(8, 2)
-CANOPY_LINEAR(16, 2)
-CANOPY_LINEAR(32, 2)
-CANOPY_LINEAR(64, 2)
+CANOPY_LINEAR(linear_r8_p2, Bf16Tiles, 8, 2)
+CANOPY_LINEAR(linear_r16_p2, Bf16Tiles, 16, 2)
+CANOPY_LINEAR(linear_r32_p2, Bf16Tiles, 32, 2)
+CANOPY_LINEAR(linear_r64_p2, Bf16Tiles, 64, 2)
+CANOPY_LINEAR(linear_i8_p1, Int8Tiles, 8, 1)
+CANOPY_LINEAR(linear_i16_p1, Int8Tiles, 16, 1)
+CANOPY_LINEAR(linear_i32_p1, Int8Tiles, 32, 1)
 #ifndef CANOPY_CONTROLS
-CANOPY_LINEAR(8, 1)
-CANOPY_LINEAR(16, 1)
-CANOPY_LINEAR(32, 1)
-CANOPY_LINEAR(64, 1)
+CANOPY_LINEAR(linear_r8_p1, Bf16Tiles, 8, 1)
+CANOPY_LINEAR(linear_r16_p1, Bf16Tiles, 16, 1)
+CANOPY_LINEAR(linear_r32_p1, Bf16Tiles, 32, 1)
+CANOPY_LINEAR(linear_r64_p1, Bf16Tiles, 64, 1)
+CANOPY_LINEAR(linear_i8_p2, Int8Tiles, 8, 2)
+CANOPY_LINEAR(linear_i16_p2, Int8Tiles, 16, 2)
+CANOPY_LINEAR(linear_i32_p2, Int8Tiles, 32, 2)
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) linear_lookup(const __grid_constant__ LinearArgs a, const uint32_t* ids, const uint16_t* weight, float* y) {

@@ -2,17 +2,22 @@
 // a block of 128 outputs). A warp copies weights and bf16 rows ahead into a ring of stages, the weights of the first ones while the kernel ahead
 // still runs; few f32 rows are rounded on their way by a warp of their own. Two warpgroups multiply, 64 outputs each. A lane's 16 bytes of a step are what wgmma takes of A in registers. What several CTAs have of one output
 // is added in order by the one that finishes last. Neither the rows in a tile nor the number of tiles enters an element's sum.
+//
+// Pairs: two CTAs of a cluster take pieces half of the line apart, so that both are at the same inputs of blocks that lie half of all apart. Each
+// copies half of the rows' inputs into both, which halves what many rows cost.
 #include <stdint.h>
 
 #include "canopy/bulk.cuh"
 #include "canopy/wgmma.cuh"
 #include "share.cuh"
+#include "tiles.cuh"
 
 namespace canopy {
 
-constexpr int kProducts = 256;  // threads that multiply; 32 more copy, and 32 round
-constexpr int kSteps = 8;  // of 16 inputs in a chunk
-constexpr uint32_t kTileBytes = 16 * 128 * 2, kWeightBytes = 8 * kTileBytes;
+constexpr int kProducts = 256;  // threads that multiply; a warp more copies, and one rounds
+
+// Where sums take more registers than a third of a multiprocessor's has for a thread, a warpgroup copies and leaves its own to the products.
+constexpr int threads_of(int rows) { return kProducts + (rows > 128 ? 128 : 32); }
 
 // Piece v of the line is [v total / workers, (v + 1) total / workers).
 __device__ __forceinline__ uint32_t begin_of(uint32_t v, uint32_t total) { return v * total / gridDim.y; }
@@ -31,14 +36,21 @@ struct Sums {
     }
 };
 
-template <int Rows, int Stages>
+// This CTA's piece of the line: the two of a pair have pieces half of the line apart.
+template <bool Pair>
+__device__ __forceinline__ uint32_t worker() {
+    return Pair ? blockIdx.y / 2 + cluster_rank() * (gridDim.y / 2) : blockIdx.y;
+}
+
+template <typename Form, int Rows, int Stages>
 struct Ring {
-    static constexpr uint32_t kRowsBytes = Rows * 256, kStage = kWeightBytes + kRowsBytes;
+    // products read rows from 1,024-byte boundaries on
+    static constexpr uint32_t kRowsAt = (8 * Form::kTileBytes + 1023) / 1024 * 1024, kRowsBytes = Rows * 256, kStage = kRowsAt + kRowsBytes;
 
     uint32_t base, barriers;
 
     __device__ __forceinline__ uint32_t weights(uint32_t stage) const { return base + stage * kStage; }
-    __device__ __forceinline__ uint32_t rows(uint32_t stage) const { return base + stage * kStage + kWeightBytes; }
+    __device__ __forceinline__ uint32_t rows(uint32_t stage) const { return base + stage * kStage + kRowsAt; }
     __device__ __forceinline__ uint32_t full(uint32_t stage) const { return barriers + stage * 16; }
     __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return barriers + stage * 16 + 8; }
 };
@@ -51,23 +63,24 @@ struct Source {
 };
 
 // One thread copies every chunk of the piece, in order.
-template <int Rows, int Stages, bool Wide>
-__device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>& x, const uint8_t* weight, const Ring<Rows, Stages>& ring,
+template <bool Pair, typename Form, int Rows, int Stages, bool Wide>
+__device__ __forceinline__ void copy_all(const LinearArgs& a, const Source<Wide>& x, const uint8_t* weight, const Ring<Form, Rows, Stages>& ring,
                                          uint32_t begin, uint32_t end) {
-    const auto tiles_of = [&](uint32_t unit) { return min(8u, a.tiles - unit / a.chunks * 8); };
-    const auto tile_of = [&](uint32_t unit, uint32_t t) {
-        return weight + ((size_t)(unit / a.chunks * 8 + t) * a.chunks + unit % a.chunks) * kTileBytes;
-    };
     const auto weights = [&](uint32_t unit, uint32_t stage) {
-        const uint32_t tiles = tiles_of(unit);
-        arrive_expecting(ring.full(stage), tiles * kTileBytes + (Wide ? 0 : Ring<Rows, Stages>::kRowsBytes));
-        for (uint32_t t = 0; t < tiles; ++t) copy_bulk(ring.weights(stage) + t * kTileBytes, tile_of(unit, t), kTileBytes, ring.full(stage));
+        const uint32_t block = unit / a.chunks;
+        arrive_expecting(ring.full(stage), tiles_of(a, block) * Form::kTileBytes + (Wide ? 0 : Ring<Form, Rows, Stages>::kRowsBytes));
+        Form::copy(a, weight, block, unit % a.chunks, ring.weights(stage), ring.full(stage));
     };
     const auto rows = [&](uint32_t unit, uint32_t stage) {
         if constexpr (Wide) return;
         const uint32_t column = unit % a.chunks * 128, row = blockIdx.x * Rows;
-        copy_box(ring.rows(stage), x.map, column, row, ring.full(stage));
-        copy_box(ring.rows(stage) + Rows * 128, x.map, column + 64, row, ring.full(stage));
+        if constexpr (Pair) {
+            const uint32_t half = cluster_rank();
+            copy_box_to(ring.rows(stage) + half * Rows * 128, x.map, column + half * 64, row, ring.full(stage), 3);
+        } else {
+            copy_box(ring.rows(stage), x.map, column, row, ring.full(stage));
+            copy_box(ring.rows(stage) + Rows * 128, x.map, column + 64, row, ring.full(stage));
+        }
     };
     const uint32_t early = min(end, begin + Stages);
     for (uint32_t unit = begin; unit < early; ++unit) weights(unit, unit - begin);
@@ -86,13 +99,14 @@ constexpr int kWideRows = 2;     // f32 rows that a warp keeps up with
 constexpr uint32_t kAhead = 4;   // chunks whose inputs it has under way
 
 // One warp rounds four inputs a lane of at most kWideRows rows. The rows of the tile behind them are zeros from the start.
-template <int Rows, int Stages>
-__device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, uint8_t* shared, const Ring<Rows, Stages>& ring, uint32_t begin,
+template <typename Form, int Rows, int Stages>
+__device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, uint8_t* shared, const Ring<Form, Rows, Stages>& ring, uint32_t begin,
                                           uint32_t end) {
+    using Places = Ring<Form, Rows, Stages>;
     const uint32_t lane = threadIdx.x % 32;
     for (uint32_t stage = 0; stage < Stages; ++stage)
-        for (uint32_t at = lane * 16; at < Ring<Rows, Stages>::kRowsBytes; at += 512)
-            *reinterpret_cast<uint4*>(shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + at) = make_uint4(0, 0, 0, 0);
+        for (uint32_t at = lane * 16; at < Places::kRowsBytes; at += 512)
+            *reinterpret_cast<uint4*>(shared + stage * Places::kStage + Places::kRowsAt + at) = make_uint4(0, 0, 0, 0);
     __syncwarp();  // other lanes write there next
     wait_for_kernels_ahead();
     float4 held[kAhead][kWideRows];
@@ -110,7 +124,7 @@ __device__ __forceinline__ void round_all(const LinearArgs& a, const float* x, u
             const uint32_t unit = from + i, turn = (unit - begin) / Stages, stage = (unit - begin) % Stages;
             if (unit >= end) break;
             if (turn > 0) wait_phase(ring.empty(stage), (turn - 1) & 1);
-            uint8_t* to = shared + stage * Ring<Rows, Stages>::kStage + kWeightBytes + lane / 16 * Rows * 128 + lane % 2 * 8;
+            uint8_t* to = shared + stage * Places::kStage + Places::kRowsAt + lane / 16 * Rows * 128 + lane % 2 * 8;
 #pragma unroll
             for (int r = 0; r < kWideRows; ++r) {
                 const float4 v = held[i][r];
@@ -150,13 +164,19 @@ struct Finish {
     float4* spans;
     uint32_t* arrived;
     float* y;
-    uint32_t total, begin, end;
+    uint32_t v, total, begin, end;
     uint32_t before[2];  // arrivals of others at the first and the last block, known to thread 0
 
     __device__ __forceinline__ int tiles() const { return min(kTiles, ((int)a.rows - (int)blockIdx.x * Rows + 7) / 8); }
     __device__ __forceinline__ uint32_t first_of(uint32_t block) const { return owner_of(block * a.chunks, total); }
     __device__ __forceinline__ uint32_t last_of(uint32_t block) const { return owner_of(block * a.chunks + a.chunks - 1, total); }
     __device__ __forceinline__ bool is_shared(uint32_t block) const { return block * a.chunks < begin || (block + 1) * a.chunks > end; }
+
+    // Keeps the addresses of one tile at a time in registers, which many sums leave no others.
+    static __device__ __forceinline__ int in_turn(int at) {
+        if (kTiles > 16) asm volatile("" : "+r"(at)::"memory");
+        return at;
+    }
 
     __device__ __forceinline__ void put(const Sums<Rows>& sum, uint32_t block) {
         const uint32_t tile = block * 8 + threadIdx.x / 32;
@@ -165,13 +185,13 @@ struct Finish {
             const Place place = place_of(a, tile);
 #pragma unroll
             for (int t = 0; t < kTiles; ++t)
-                if (t < tiles()) write(a, place, blockIdx.x * Rows + 8 * t, threadIdx.x % 32, sum.at(t), y);
+                if (t < tiles()) write(a, place, blockIdx.x * Rows + in_turn(8 * t), threadIdx.x % 32, sum.at(t), y);
             return;
         }
-        float4* mine = span_of<Rows>(a, spans, blockIdx.y, block, total);
+        float4* mine = span_of<Rows>(a, spans, v, block, total);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
-            if (t < tiles()) __stcg(mine + t * kProducts, sum.at(t));
+            if (t < tiles()) __stcg(mine + in_turn(t * kProducts), sum.at(t));
         products_together();
         if (threadIdx.x == 0) {
             const uint32_t others = count_in(arrived + (size_t)block * gridDim.x + blockIdx.x);
@@ -192,11 +212,11 @@ struct Finish {
             float4 all[kAtOnce];
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t) all[t] = make_float4(0, 0, 0, 0);
-            for (uint32_t v = first_of(block); v <= last; v += kSpans) {
+            for (uint32_t from_worker = first_of(block); from_worker <= last; from_worker += kSpans) {
                 float4 part[kSpans][kAtOnce];
 #pragma unroll
                 for (uint32_t i = 0; i < kSpans; ++i) {
-                    const float4* span = span_of<Rows>(a, spans, min(v + i, last), block, total) + from * kProducts;
+                    const float4* span = span_of<Rows>(a, spans, min(from_worker + i, last), block, total) + from * kProducts;
 #pragma unroll
                     for (int t = 0; t < kAtOnce; ++t) part[i][t] = from + t < tiles() ? __ldcg(span + t * kProducts) : make_float4(0, 0, 0, 0);
                 }
@@ -204,7 +224,7 @@ struct Finish {
                 for (uint32_t i = 0; i < kSpans; ++i)
 #pragma unroll
                     for (int t = 0; t < kAtOnce; ++t)
-                        if (v + i <= last && !(CANOPY_FAULT(dropped_slice) && v + i == last)) all[t] = sum4(all[t], part[i][t]);
+                        if (from_worker + i <= last && !(CANOPY_FAULT(dropped_slice) && from_worker + i == last)) all[t] = sum4(all[t], part[i][t]);
             }
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t)
@@ -227,84 +247,150 @@ struct Finish {
     }
 };
 
+// The products of one group of a chunk's steps, under way behind this.
+template <typename Form, int Group, int Rows>
+__device__ __forceinline__ void multiply(const typename Form::Lane& tile, uint32_t rows, Sums<Rows>& sum) {
+    constexpr int kCount = kSteps / Form::kGroups;
+    uint4 w[kCount];
+    tile.template read<Group>(w);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        const int s = Group * kCount + i;
+        products(sum.d, w[i], descriptor(rows + s / 4 * Rows * 128 + s % 4 * 32, 1));
+    }
+    products_issued();
+}
+
+// Whether one group's weights are made while the other's products run, across chunks too: where registers allow it.
+template <typename Form, int Rows>
+constexpr bool kOverlap = Form::kGroups > 1 && Rows <= 128;
+
+// A chunk of a block. Overlapped, its last products may be under way behind it; `release` is called where those of the chunk before have ended.
+template <typename Form, int Rows, typename Release>
+__device__ __forceinline__ void multiply_chunk(const typename Form::Lane& tile, uint32_t rows, Sums<Rows>& sum, const Release& release) {
+    if constexpr (kOverlap<Form, Rows>) {
+        products_done<1>();
+        multiply<Form, 0>(tile, rows, sum);
+        products_done<1>();
+        release();
+        multiply<Form, 1>(tile, rows, sum);
+        return;
+    }
+    settle(sum.d);
+    multiply<Form, 0>(tile, rows, sum);
+    products_done<0>();
+    if constexpr (Form::kGroups > 1) {
+        multiply<Form, 1>(tile, rows, sum);
+        products_done<0>();
+    }
+    settle(sum.d);
+}
+
 // Grid (row tiles, workers).
-template <int Rows, int Stages, bool Wide>
+template <typename Form, int Rows, int Stages, bool Pair = false, bool Wide>
 __device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>& x, const uint8_t* weight, float4* spans, uint32_t* arrived,
                                         float* y) {
     extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ __align__(16) uint64_t barriers[2 * Stages];
-    const Ring<Rows, Stages> ring{shared_address(shared), shared_address(barriers)};
-    const uint32_t total = a.blocks * a.chunks, begin = begin_of(blockIdx.y, total), end = begin_of(blockIdx.y + 1, total);
+    const Ring<Form, Rows, Stages> ring{shared_address(shared), shared_address(barriers)};
+    const uint32_t v = worker<Pair>(), total = a.blocks * a.chunks, begin = begin_of(v, total), end = begin_of(v + 1, total);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == kProducts) {
 #pragma unroll
         for (int s = 0; s < Stages; ++s) {
             barrier_init(ring.full(s), Wide ? 2 : 1);
-            barrier_init(ring.empty(s), kProducts / 32);
+            barrier_init(ring.empty(s), (Pair ? 2 : 1) * kProducts / 32);
         }
         barriers_ready();
     }
     next_may_begin();
-    __syncthreads();
+    if constexpr (Pair) cluster_meets();
+    else __syncthreads();
     if (warp >= kProducts / 32) {
-        if (threadIdx.x == kProducts) copy_all(a, x, weight, ring, begin, end);
+        if constexpr (Rows > 128) keep_registers<40>();
+        if (threadIdx.x == kProducts) copy_all<Pair>(a, x, weight, ring, begin, end);
         if constexpr (Wide)
             if (warp > kProducts / 32) round_all(a, x.rows, shared, ring, begin, end);
+        // the other CTA's copies and arrivals come to what this one leaves
+        if constexpr (Pair)
+            if (threadIdx.x == kProducts) cluster_meets();
         return;
     }
+    if constexpr (Rows > 128) take_registers<232>();
     wait_for_kernels_ahead();
-    Sums<Rows> sum;
-    sum.clear();
-    Finish<Rows> finish{a, spans, arrived, y, total, begin, end, {0, 0}};
-    uint32_t block = begin / a.chunks, chunk = begin % a.chunks;
-    for (uint32_t unit = begin; unit < end; ++unit) {
-        const uint32_t stage = (unit - begin) % Stages;
-        wait_phase(ring.full(stage), (unit - begin) / Stages & 1);
-        const uint32_t from = CANOPY_FAULT(stale) && unit > begin ? (stage + Stages - 1) % Stages : stage;
-        const uint4* tile = reinterpret_cast<const uint4*>(shared + from * Ring<Rows, Stages>::kStage + warp * kTileBytes) + lane;
-        uint4 w[kSteps];
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) w[s] = tile[s * 32];
+    Finish<Rows> finish{a, spans, arrived, y, v, total, begin, end, {0, 0}};
+    for (uint32_t unit = begin; unit < end;) {
+        const uint32_t block = unit / a.chunks, behind = min(end, (block + 1) * a.chunks);
+        Sums<Rows> sum;
+        sum.clear();
+        const uint32_t first = unit;
+        const auto release = [&](uint32_t of) {
+            if (lane != 0) return;
+            arrive(ring.empty((of - begin) % Stages));
+            if constexpr (Pair) arrive_at(ring.empty((of - begin) % Stages), cluster_rank() ^ 1);
+        };
         settle(sum.d);
-        products_begin();
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) products(sum.d, w[s], descriptor(ring.rows(stage) + s / 4 * Rows * 128 + s % 4 * 32, 1));
-        products_issued();
-        products_done<0>();
-        settle(sum.d);
-        if (lane == 0) arrive(ring.empty(stage));
-        const bool ends_block = chunk + 1 == a.chunks;
-        if (ends_block || unit + 1 == end) {
-            finish.put(sum, block);
-            sum.clear();
+        for (; unit < behind; ++unit) {
+            const uint32_t stage = (unit - begin) % Stages;
+            wait_phase(ring.full(stage), (unit - begin) / Stages & 1);
+            const uint32_t from = CANOPY_FAULT(stale) && unit > begin ? (stage + Stages - 1) % Stages : stage;
+            const typename Form::Lane tile(shared + from * Ring<Form, Rows, Stages>::kStage + warp * Form::kTileBytes, lane);
+            multiply_chunk<Form>(tile, ring.rows(stage), sum, [&] {
+                if (unit > first) release(unit - 1);
+            });
+            if constexpr (!kOverlap<Form, Rows>) release(unit);
         }
-        chunk = ends_block ? 0 : chunk + 1;
-        block += ends_block;
+        if constexpr (kOverlap<Form, Rows>) {
+            products_done<0>();
+            settle(sum.d);
+            release(behind - 1);
+        }
+        finish.put(sum, block);
     }
     finish.end_all();
+    if constexpr (Pair) cluster_meets();
 }
 
 }  // namespace canopy
 
 // `x` by map, in bf16.
-#define CANOPY_LINEAR(ROWS, STAGES)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(canopy::kProducts + 32, 1) linear_w##ROWS(                                     \
+#define CANOPY_LINEAR(NAME, FORM, ROWS, STAGES)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(canopy::threads_of(ROWS), 1) NAME(                                             \
         const __grid_constant__ LinearArgs a, const __grid_constant__ CUtensorMap x, const uint8_t* weight, float4* spans,      \
         uint32_t* arrived, float* y) {                                                                                          \
-        canopy::product<ROWS, STAGES>(a, canopy::Source<false>{&x, nullptr}, weight, spans, arrived, y);                        \
+        canopy::product<canopy::FORM, ROWS, STAGES>(a, canopy::Source<false>{&x, nullptr}, weight, spans, arrived, y);          \
+    }
+
+// The same in pairs.
+#define CANOPY_LINEAR_PAIR(NAME, FORM, ROWS, STAGES)                                                                            \
+    extern "C" __global__ void __cluster_dims__(1, 2, 1) __launch_bounds__(canopy::threads_of(ROWS), 1) NAME(                   \
+        const __grid_constant__ LinearArgs a, const __grid_constant__ CUtensorMap x, const uint8_t* weight, float4* spans,      \
+        uint32_t* arrived, float* y) {                                                                                          \
+        canopy::product<canopy::FORM, ROWS, STAGES, true>(a, canopy::Source<false>{&x, nullptr}, weight, spans, arrived, y);    \
     }
 
 // `x` in f32.
-#define CANOPY_LINEAR_WIDE(ROWS, STAGES)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(canopy::kProducts + 64, 1) linear_w##ROWS##_f32(                               \
+#define CANOPY_LINEAR_WIDE(NAME, FORM, ROWS, STAGES)                                                                            \
+    extern "C" __global__ void __launch_bounds__(canopy::kProducts + 64, 1) NAME(                                               \
         const __grid_constant__ LinearArgs a, const float* x, const uint8_t* weight, float4* spans, uint32_t* arrived,          \
         float* y) {                                                                                                             \
-        canopy::product<ROWS, STAGES>(a, canopy::Source<true>{nullptr, x}, weight, spans, arrived, y);                          \
+        canopy::product<canopy::FORM, ROWS, STAGES>(a, canopy::Source<true>{nullptr, x}, weight, spans, arrived, y);            \
     }
 
-CANOPY_LINEAR_WIDE(8, 5)
-CANOPY_LINEAR(8, 5)
-CANOPY_LINEAR(16, 5)
-CANOPY_LINEAR(32, 4)
-CANOPY_LINEAR(64, 4)
-CANOPY_LINEAR(128, 3)
+CANOPY_LINEAR_WIDE(linear_w8_f32, Bf16Tiles, 8, 5)
+CANOPY_LINEAR(linear_w8, Bf16Tiles, 8, 5)
+CANOPY_LINEAR(linear_w16, Bf16Tiles, 16, 5)
+CANOPY_LINEAR(linear_w32, Bf16Tiles, 32, 4)
+CANOPY_LINEAR(linear_w64, Bf16Tiles, 64, 4)
+CANOPY_LINEAR(linear_w128, Bf16Tiles, 128, 3)
+CANOPY_LINEAR(linear_w256, Bf16Tiles, 256, 2)
+CANOPY_LINEAR_PAIR(linear_w256_pair, Bf16Tiles, 256, 2)
+CANOPY_LINEAR_WIDE(linear_q8_f32, Int8Tiles, 8, 10)
+CANOPY_LINEAR(linear_q8, Int8Tiles, 8, 10)
+CANOPY_LINEAR(linear_q16, Int8Tiles, 16, 10)
+CANOPY_LINEAR(linear_q32, Int8Tiles, 32, 8)
+CANOPY_LINEAR(linear_q64, Int8Tiles, 64, 6)
+CANOPY_LINEAR(linear_q128, Int8Tiles, 128, 4)
+CANOPY_LINEAR(linear_q256, Int8Tiles, 256, 2)
+CANOPY_LINEAR_PAIR(linear_q256_pair, Int8Tiles, 256, 2)

@@ -21,7 +21,8 @@
 //! On CUDA (`launch`, bf16 weights and f32 rows) the weight lies in tensor-core order, x is taken as two bf16 parts or rounded to one, and the
 //! inputs are cut into spans whose number depends on the weight's shape alone: within `2^-15 sum_k |x w|` of the oracle of the x that was taken,
 //! invariants 3 and 5 as here (`tests/gpu/linear.rs`). `linear.cu` runs everywhere; rows rounded to one part go through `linear_sm90a.cu` on
-//! compute capability 9.0.
+//! compute capability 9.0. Weights may lie there as int8 ([`int8`]): the product is then, bit for bit, the one over the bf16 weights that those
+//! stand for.
 //!
 //! [`rounded`] has the product over weights and inputs of seven bits, for drafts.
 //!
@@ -30,6 +31,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 pub mod cpu;
+pub mod int8;
 #[cfg(feature = "cuda")]
 pub mod launch;
 pub mod oracle;

@@ -15,6 +15,20 @@ __device__ __forceinline__ Place place_of(const LinearArgs& a, uint32_t tile) {
     return {a.start[part], a.width[part], (tile - before) * 16};
 }
 
+// Where a row of the stacked matrix lies: the tile, and its place there.
+struct Row {
+    uint32_t tile, row;
+};
+
+__device__ __forceinline__ Row row_of(const LinearArgs& a, uint32_t id) {
+    uint32_t part = 0, before = 0;
+    while (part + 1 < a.parts && id >= a.width[part]) {
+        id -= a.width[part];
+        before = a.tile_end[part++];
+    }
+    return {before + id / 16, id % 16};
+}
+
 // Accumulator c[0..3] holds outputs lane / 4 and lane / 4 + 8 of rows 2 (lane % 4) and the next.
 __device__ __forceinline__ void write(const LinearArgs& a, const Place& p, int row, int lane, float4 c, float* y) {
     const float values[4] = {c.x, c.y, c.z, c.w};

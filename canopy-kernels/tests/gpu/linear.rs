@@ -19,10 +19,11 @@ pub const TESTS: &[(&str, Check)] = &[
     ("linear::bad_arguments_are_named", refusals),
 ];
 
-struct Product {
+/// A matrix on both sides.
+pub struct Product {
     shape: WeightShape,
-    values: Vec<Vec<bf16>>,
-    on_device: WeightOnDevice,
+    pub values: Vec<Vec<bf16>>,
+    pub on_device: WeightOnDevice,
 }
 
 impl Product {
@@ -30,7 +31,11 @@ impl Product {
         let mut random = Random::new(seed);
         let shape = WeightShape::new(inputs, outputs).map_err(text)?;
         let part = |&out: &usize| random.normals(out * inputs).into_iter().map(bf16::from_f32).collect();
-        let values: Vec<Vec<bf16>> = outputs.iter().map(part).collect();
+        Self::of(stream, shape, outputs.iter().map(part).collect())
+    }
+
+    /// These values.
+    pub fn of(stream: &Arc<CudaStream>, shape: WeightShape, values: Vec<Vec<bf16>>) -> Result<Self, String> {
         let packed = shape.pack(&values.iter().map(Vec::as_slice).collect::<Vec<_>>()).map_err(text)?;
         let packed = stream.clone_htod(&packed).map_err(text)?;
         let on_device = WeightOnDevice::new(stream, shape.clone(), packed).map_err(text)?;
@@ -38,7 +43,7 @@ impl Product {
     }
 
     /// All planes, one after another, each on a multiple of 32 elements; what lies between must stay NaN.
-    fn run(
+    pub fn run(
         &mut self,
         stream: &Arc<CudaStream>,
         rounding: Rounding,
@@ -66,7 +71,7 @@ impl Product {
     }
 
     /// Largest error as a share of `sum |x w|`.
-    fn worst(&self, x: &[f32], planes: &[Vec<f32>]) -> Result<f64, String> {
+    pub fn worst(&self, x: &[f32], planes: &[Vec<f32>]) -> Result<f64, String> {
         let inputs = self.shape.inputs();
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         let absolute = |x: &[f64]| x.iter().map(|x| x.abs()).collect::<Vec<_>>();
@@ -97,6 +102,7 @@ fn shapes(stream: &Arc<CudaStream>) -> Result<(), String> {
         (260, &[20, 130, 17]),
         (768, &[256]),
         (4096, &[256, 64]),
+        (4096, &[640, 128]),
         (12288, &[144]),
     ] {
         let mut product = Product::new(stream, inputs, outputs, inputs as u64)?;
@@ -119,7 +125,7 @@ fn shapes(stream: &Arc<CudaStream>) -> Result<(), String> {
 }
 
 fn company(stream: &Arc<CudaStream>) -> Result<(), String> {
-    for (inputs, outputs) in [(4096usize, &[256usize, 48][..]), (256, &[768, 768])] {
+    for (inputs, outputs) in [(4096usize, &[256usize, 48][..]), (256, &[768, 768]), (1024, &[12288])] {
         let mut product = Product::new(stream, inputs, outputs, 5)?;
         let x = Random::new(6).normals(300 * inputs);
         let together =

@@ -11,6 +11,7 @@ mod fused;
 mod fused_commit;
 mod gdn;
 mod glue;
+mod int8;
 mod linear;
 mod prefill;
 mod scene;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         fused_commit::TESTS,
         gdn::TESTS,
         glue::TESTS,
+        int8::TESTS,
         linear::TESTS,
         prefill::TESTS,
         serial::TESTS,

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DraftBlocks, NormKind, PackedLinear, QkNormRope, add_rms_norm, block_attention,
-    swiglu, widened,
+    swiglu,
 };
 
 use super::dflash_cache::Rows;
@@ -12,12 +12,29 @@ use crate::cache::KvPool;
 use crate::config::DraftConfig;
 use crate::weights::Weights;
 
+/// The projections of a block's rows.
+#[derive(Clone, Debug)]
+enum Queries {
+    /// Queries, keys and values in one product: on CUDA, where a launch costs more than the second copy of the keys' and values' weights.
+    AndKeys(PackedLinear),
+    Alone(PackedLinear),
+}
+
+impl Queries {
+    fn rounded(&self) -> Result<Self> {
+        Ok(match self {
+            Self::AndKeys(proj) => Self::AndKeys(proj.rounded()?),
+            Self::Alone(proj) => Self::Alone(proj.rounded()?),
+        })
+    }
+}
+
 /// Attention over context and block, then SwiGLU. Keys and values come from one pair of projections, applied to
 /// context features and to the block's normed rows alike.
 #[derive(Clone, Debug)]
 pub(super) struct DFlashLayer {
     pub(super) input_norm: Tensor,
-    q_proj: PackedLinear,
+    q_proj: Queries,
     kv_proj: PackedLinear,
     rope: QkNormRope,
     /// `rope` for context rows, which have keys and no queries.
@@ -65,9 +82,10 @@ impl DFlashLayer {
         let name = |part: &str| format!("{prefix}layers.{index}.{part}.weight");
         let norm = |part: &str, width: usize| weights.f32(&name(part), &[width], device);
         let matrix = |part: &str, rows, inputs| weights.linear(&name(part), rows, inputs, device);
-        let [k, v] = ["self_attn.k_proj", "self_attn.v_proj"].map(name);
+        let [q, k, v] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(name);
         let [gate, up] = ["mlp.gate_proj", "mlp.up_proj"].map(name);
         let kv: [&[(&str, usize)]; 2] = [&[(&k, dims.kv_width())], &[(&v, dims.kv_width())]];
+        let qkv: [&[(&str, usize)]; 3] = [&[(&q, dims.q_width())], kv[0], kv[1]];
         let gate_up: [&[(&str, usize)]; 2] = [&[(&gate, inter)], &[(&up, inter)]];
         let rope = QkNormRope {
             dims,
@@ -80,7 +98,10 @@ impl DFlashLayer {
         };
         Ok(Self {
             input_norm: norm("input_layernorm", hidden)?,
-            q_proj: matrix("self_attn.q_proj", dims.q_width(), hidden)?,
+            q_proj: match device.is_cuda() {
+                true => Queries::AndKeys(weights.packed(&qkv, hidden, device)?),
+                false => Queries::Alone(weights.packed(&qkv[..1], hidden, device)?),
+            },
             kv_proj: weights.packed(&kv, hidden, device)?,
             key_rope: QkNormRope {
                 dims: AttnDims::new(dims.kv_heads, dims.kv_heads, dims.head_dim)?,
@@ -132,13 +153,17 @@ impl DFlashLayer {
         next_norm: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
         let (eps, kind) = (self.rope.eps, self.rope.kind);
-        let q_proj = self.q_proj.forward_one(normed)?;
-        let [k_proj, v] = pair(self.kv_proj.forward(normed)?)?;
+        let [q_proj, k_proj, v] = match &self.q_proj {
+            Queries::AndKeys(proj) => crate::model::outputs(proj.forward(normed)?)?,
+            Queries::Alone(proj) => {
+                let [k_proj, v] = pair(self.kv_proj.forward(normed)?)?;
+                [proj.forward_one(normed)?, k_proj, v]
+            }
+        };
         let rows = block.rows.cache_rows();
         let q = pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], block.positions, rows)?;
         let attn = block_attention(block.blocks, self.mask, self.dims, &q, &pool.keys, &pool.values)?;
-        let attn = widened(&keep(attn.flatten_from(1)?, kept)?)?;
-        let mixed = self.o_proj.forward_one(&attn)?;
+        let mixed = self.o_proj.forward_one_f32(&keep(attn.flatten_from(1)?, kept)?)?;
         let stream = keep(stream.clone(), kept)?;
         let (stream, normed) = add_rms_norm(&mixed, &stream, &self.post_norm, eps, kind)?;
         let [gate, up] = pair(self.gate_up.forward(&normed)?)?;

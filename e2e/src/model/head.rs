@@ -40,6 +40,14 @@ impl SharedHead {
         Ok(Self { head: Arc::new(self.head.rounded()?), ..self.clone() })
     }
 
+    /// A handle whose logits come from int8 weights: for drafts.
+    ///
+    /// # Errors
+    /// Those of [`PackedLinear::int8`].
+    pub fn int8(&self) -> Result<Self> {
+        Ok(Self { head: Arc::new(self.head.int8()?), ..self.clone() })
+    }
+
     /// Rows of both matrices.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size

@@ -19,6 +19,7 @@ mod fuzz;
 mod golden;
 mod hostile_cli;
 mod hub;
+mod int8;
 mod known_failures;
 mod limits;
 mod loader;

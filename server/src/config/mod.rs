@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use canopy_e2e::engine::EngineConfig;
-use canopy_e2e::loader::{LoadOptions, ModelSource, RowPrecision, WeightDtype};
+use canopy_e2e::loader::{LoadOptions, ModelSource, RowPrecision};
 
 pub use args::{Args, DtypeArg, LogFormat, RowsArg};
 pub use file::{FileError, ParseError, parse};
@@ -49,6 +49,8 @@ pub struct Config {
     pub drafter: DrafterChoice,
     /// How weights are kept.
     pub dtype: DtypeArg,
+    /// How the drafter's weights are kept; `None` takes int8 on CUDA, else the target's.
+    pub drafter_dtype: Option<DtypeArg>,
     /// Where the model runs.
     pub device: String,
     /// What rows are rounded to before products on CUDA.
@@ -130,6 +132,7 @@ impl TryFrom<Args> for Config {
                 name => DrafterChoice::Source(model_source("drafter", name)?),
             },
             dtype: args.dtype,
+            drafter_dtype: args.drafter_dtype,
             device: args.device.clone(),
             rows: args.rows,
             slots: in_range("slots", args.slots, 1, 1024)?,
@@ -184,11 +187,8 @@ impl Config {
                 DrafterChoice::Source(source) => Some(source.clone()),
                 DrafterChoice::Auto | DrafterChoice::None => None,
             },
-            dtype: match self.dtype {
-                DtypeArg::Stored => WeightDtype::Stored,
-                DtypeArg::Bf16 => WeightDtype::Bf16,
-                DtypeArg::F32 => WeightDtype::F32,
-            },
+            dtype: self.dtype.into(),
+            drafter_dtype: self.drafter_dtype.map(Into::into),
             slots: self.slots,
             context_len: self.context_len,
             offline: self.offline,

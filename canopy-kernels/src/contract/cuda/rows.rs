@@ -67,6 +67,18 @@ const PRODUCT: Faults = &[
     (Invariant, "one_ulp"),
 ];
 
+/// And an output that takes the scale of the one before it.
+const INT8_PRODUCT: Faults = &[
+    (Nonfinite, "swallow"),
+    (Repeat, "gap"),
+    (Repeat, "overrun"),
+    (Shapes, "row_order"),
+    (Shapes, "dropped_slice"),
+    (Shapes, "stale"),
+    (Sums, "half_sum"),
+    (Invariant, "one_ulp"),
+];
+
 pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     let kernel = |name: &str, like: &str, bound, call: Run| Kernel::new(gpu, name, like, bound, call);
     let terms = Bound::Terms(1.0 / 32768.0, false);
@@ -96,6 +108,8 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
             narrow: true,
             ..product(kernel("linear bf16 mma", "linear", terms, product_of(Rounding::Bf16)).rounded(&[0, 1]))
         },
+        int8_kernel(gpu, "linear int8", false).planted("linear/linear_sm90a", INT8_PRODUCT),
+        int8_kernel(gpu, "linear int8 mma", true).planted("linear/", INT8_PRODUCT),
         norm_kernel(gpu, "rms_norm", norm).planted("glue/norm", NORM),
         norm_kernel(gpu, "add_rms_norm", add_norm).planted("glue/norm", NORM),
         norm_kernel(gpu, "gated_rms_norm", gated_norm).planted("glue/norm", NORM),
@@ -168,6 +182,18 @@ fn small_terms() -> super::SumScene {
     (Shape { wide: true, ..Shape::tree(3) }, fill)
 }
 
+fn int8_kernel(gpu: &Gpu, name: &str, narrow: bool) -> Kernel {
+    let terms = Bound::Terms(1.0 / 32768.0, false);
+    let kernel = Kernel::new(gpu, name, "linear int8", terms, |gpu, scene, out| {
+        product(gpu, scene, (Rounding::Bf16, true), out)
+    });
+    let fill = |scene: &mut Scene| {
+        small_terms().1(scene);
+        scene.inputs[1].values.iter_mut().for_each(|w| *w *= 127.0 / 128.0);
+    };
+    Kernel { narrow, sums: Some((small_terms().0, fill)), ..kernel.rounded(&[0, 1]) }
+}
+
 fn conv<T, Out>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()>
 where
     T: tree_conv::launch::Element + Element,
@@ -214,16 +240,19 @@ fn gate_values<T: gates::launch::Element + Element>(gpu: &Gpu, scene: &Scene, ou
 
 fn product_of(rounding: Rounding) -> Run {
     match rounding {
-        Rounding::Split => |gpu, scene, out| product(gpu, scene, Rounding::Split, out),
-        Rounding::Bf16 => |gpu, scene, out| product(gpu, scene, Rounding::Bf16, out),
+        Rounding::Split => |gpu, scene, out| product(gpu, scene, (Rounding::Split, false), out),
+        Rounding::Bf16 => |gpu, scene, out| product(gpu, scene, (Rounding::Bf16, false), out),
     }
 }
 
-fn product(gpu: &Gpu, scene: &Scene, rounding: Rounding, out: &mut [f32]) -> Result<()> {
+fn product(gpu: &Gpu, scene: &Scene, (rounding, int8): (Rounding, bool), out: &mut [f32]) -> Result<()> {
     let shape = WeightShape::new(width(scene), &[OUT])?;
     let values: Vec<bf16> = scene.input(1).iter().map(|&w| bf16::from_f32(w)).collect();
     let packed = gpu.up(&shape.pack(&[&values])?)?;
     let mut weight = WeightOnDevice::new(&gpu.0, shape, packed)?;
+    if int8 {
+        weight = weight.to_int8(&gpu.0)?;
+    }
     let x = Guarded::<f32>::input(gpu, "x", scene.input(0))?;
     let mut scratch = Scratch::new(gpu, weight.scratch_len(scene.batch.rows()))?;
     let mut y = Guarded::<f32>::output(gpu, "y", out.len())?;

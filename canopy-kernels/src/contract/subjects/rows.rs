@@ -1,16 +1,22 @@
 //! The rooms that work row by row: gates, linear, norms, SwiGLU.
 
+use half::bf16;
+
 use super::{Bound, Plane, Scene, Shape, Subject, half_sum, widened};
 use crate::glue::cpu::Norm;
 use crate::linear::cpu::PackedWeight;
+use crate::linear::int8;
 use crate::{Result, gates, glue, linear};
 
 pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
-    vec![Box::new(Gates), Box::new(Linear), Box::new(RmsNorm), Box::new(Swiglu)]
+    vec![Box::new(Gates), Box::new(LINEAR), Box::new(LINEAR_INT8), Box::new(RmsNorm), Box::new(Swiglu)]
 }
 
 struct Gates;
-struct Linear;
+struct Linear {
+    /// Over int8 weights.
+    int8: bool,
+}
 struct RmsNorm;
 struct Swiglu;
 
@@ -28,6 +34,21 @@ pub(in super::super) fn width(scene: &Scene) -> usize {
 
 /// Output width of the product.
 pub(in super::super) const OUT: usize = 21;
+
+const LINEAR: Linear = Linear { int8: false };
+const LINEAR_INT8: Linear = Linear { int8: true };
+
+/// Weights that int8 holds as they are: whole numbers over 128 (over 256, 512 and 1,024 in other rows, so that neighbours have other scales), every
+/// group with the largest.
+fn int8_weights(width: usize, weights: &mut [f32]) {
+    for (row, weights) in weights.chunks_mut(width).enumerate() {
+        let unit = 1.0 / (128 << (row % 4)) as f32;
+        for group in weights.chunks_mut(int8::GROUP) {
+            group.iter_mut().for_each(|w| *w = (*w * 127.0).round() * unit);
+            group[0] = 127.0 * unit;
+        }
+    }
+}
 
 const EPS: f32 = 1e-6;
 
@@ -84,7 +105,7 @@ impl Subject for Gates {
 
 impl Subject for Linear {
     fn name(&self) -> String {
-        "linear".into()
+        if self.int8 { "linear int8".into() } else { "linear".into() }
     }
 
     fn bound(&self) -> Bound {
@@ -94,7 +115,11 @@ impl Subject for Linear {
     fn scene(&self, shape: &Shape) -> Result<Scene> {
         let scene = Scene::new(shape)?;
         let width = width(&scene);
-        Ok(scene.with_rows("x", width, -1.0, 1.0).with("weight", OUT * width, -1.0, 1.0))
+        let mut scene = scene.with_rows("x", width, -1.0, 1.0).with("weight", OUT * width, -1.0, 1.0);
+        if self.int8 {
+            int8_weights(width, &mut scene.inputs[1].values);
+        }
+        Ok(scene)
     }
 
     fn planes(&self, scene: &Scene) -> Vec<Plane> {
@@ -102,7 +127,14 @@ impl Subject for Linear {
     }
 
     fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
-        let weight = PackedWeight::from_f32(width(scene), &[scene.input(1)])?;
+        let weight = match self.int8 {
+            true => {
+                let mut weights = scene.input(1).iter().map(|&w| bf16::from_f32(w)).collect::<Vec<_>>();
+                int8::round_trip(width(scene), &mut weights);
+                PackedWeight::from_bf16(width(scene), &[&weights])?
+            }
+            false => PackedWeight::from_f32(width(scene), &[scene.input(1)])?,
+        };
         linear::cpu::forward(&weight, scene.input(0), &mut [out])
     }
 
@@ -120,13 +152,19 @@ impl Subject for Linear {
         false
     }
 
-    /// 4,096 ones: a bfloat16 sum stops at 256.
+    /// 4,096 ones (as nearly as int8 holds one): a bfloat16 sum stops at 256.
     fn sums(&self) -> Option<Shape> {
         Some(Shape { wide: true, ..Shape::tree(3) })
     }
 
     fn fill_sums(&self, scene: &mut Scene) {
-        scene.inputs.iter_mut().for_each(|input| input.values.fill(1.0));
+        scene.inputs[0].values.fill(1.0);
+        scene.inputs[1].values.fill(if self.int8 { 127.0 / 128.0 } else { 1.0 });
+    }
+
+    /// An infinite weight leaves its group without a scale.
+    fn exact_classes(&self) -> bool {
+        !self.int8
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {

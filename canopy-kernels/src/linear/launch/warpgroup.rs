@@ -8,7 +8,7 @@ use cudarc::driver::{
 };
 use half::bf16;
 
-use super::{BLOCK, CHUNK, IMAGE, ROW_TILES, WeightOnDevice, WeightShape};
+use super::{BLOCK, CHUNK, IMAGE, Packed, ROW_TILES, WeightOnDevice, WeightShape, int8};
 use crate::cuda::Kernels;
 use crate::cuda::early::Launch;
 use crate::{Error, Result};
@@ -17,7 +17,7 @@ const OP: &str = "linear";
 const WARPGROUP_IMAGE: &str = "linear/linear_sm90a";
 /// CTAs that share a product's chunks: the multiprocessors of an H200. A constant, so that the order of a sum does not depend on the device.
 const WORKERS: usize = 132;
-/// Threads that multiply; a warp copies, and one more rounds where rows are f32.
+/// Threads that multiply. A warp copies (of the largest tile a warpgroup), and one more rounds where rows are f32.
 const PRODUCTS: u32 = 256;
 
 struct Kernel {
@@ -25,25 +25,54 @@ struct Kernel {
     tile: usize,
     /// Most rows that it is for.
     most: usize,
-    symbol: &'static str,
-    stages: usize,
+    /// Its names over bf16 and int8 weights, and stages of its ring.
+    symbols: [&'static str; 2],
+    stages: [usize; 2],
+    /// Its names where pairs of CTAs share rows.
+    pairs: Option<[&'static str; 2]>,
     /// Whether it takes f32 rows, or rows rounded by a launch before it.
     wide: bool,
 }
 
-const fn kernel(tile: usize, symbol: &'static str, stages: usize) -> Kernel {
-    Kernel { tile, most: tile, symbol, stages, wide: false }
+const fn kernel(tile: usize, symbols: [&'static str; 2], stages: [usize; 2]) -> Kernel {
+    Kernel { tile, most: tile, symbols, stages, pairs: None, wide: false }
 }
 
 /// Fewest rows first. One warp rounds few rows as fast as they are needed.
-const KERNELS: [Kernel; 6] = [
-    Kernel { tile: 8, most: 2, symbol: "linear_w8_f32", stages: 5, wide: true },
-    kernel(8, "linear_w8", 5),
-    kernel(16, "linear_w16", 5),
-    kernel(32, "linear_w32", 4),
-    kernel(64, "linear_w64", 4),
-    kernel(128, "linear_w128", 3),
+const KERNELS: [Kernel; 7] = [
+    Kernel { most: 2, wide: true, ..kernel(8, ["linear_w8_f32", "linear_q8_f32"], [5, 10]) },
+    kernel(8, ["linear_w8", "linear_q8"], [5, 10]),
+    kernel(16, ["linear_w16", "linear_q16"], [5, 10]),
+    kernel(32, ["linear_w32", "linear_q32"], [4, 8]),
+    kernel(64, ["linear_w64", "linear_q64"], [4, 6]),
+    kernel(128, ["linear_w128", "linear_q128"], [3, 4]),
+    Kernel {
+        pairs: Some(["linear_w256_pair", "linear_q256_pair"]),
+        ..kernel(256, ["linear_w256", "linear_q256"], [2, 2])
+    },
 ];
+
+impl Kernel {
+    fn threads(&self) -> u32 {
+        match (self.wide, self.tile) {
+            (true, _) => PRODUCTS + 64,
+            (_, 256) => PRODUCTS + 128,
+            _ => PRODUCTS + 32,
+        }
+    }
+
+    /// Its name over such weights, and the bytes of its ring.
+    fn over(&self, packed: &Packed, shape: &WeightShape) -> (&'static str, usize) {
+        let (at, weights) = match packed {
+            Packed::Bf16(_) => (0, BLOCK * CHUNK * size_of::<bf16>()),
+            Packed::Int8(_) => (1, int8::STAGE_BYTES),
+        };
+        // a pair is at the same inputs of two blocks where those lie a whole number of blocks apart
+        let halves = shape.blocks().is_multiple_of(2) && workers(shape).is_multiple_of(2);
+        let symbols = if halves { self.pairs.unwrap_or(self.symbols) } else { self.symbols };
+        (symbols[at], self.stages[at] * (weights + self.tile * CHUNK * size_of::<bf16>()))
+    }
+}
 
 /// `CUtensorMap` as a kernel parameter.
 #[repr(transparent)]
@@ -56,8 +85,10 @@ pub(super) fn takes(kernels: &Kernels, shape: &WeightShape) -> bool {
     shape.inputs.is_multiple_of(8) && kernels.has(WARPGROUP_IMAGE)
 }
 
-fn for_rows(rows: usize) -> &'static Kernel {
-    KERNELS.iter().find(|kernel| kernel.most >= rows).unwrap_or(&KERNELS[KERNELS.len() - 1])
+/// Of rows that are `wide`, or bf16 before the call.
+fn for_rows(rows: usize, wide: bool) -> &'static Kernel {
+    let fits = |kernel: &&Kernel| kernel.most >= rows && (wide || !kernel.wide);
+    KERNELS.iter().find(fits).unwrap_or(&KERNELS[KERNELS.len() - 1])
 }
 
 /// Those of a weight: fewer than [`WORKERS`] where each then has a piece of one block only, or where there are not two chunks for each.
@@ -71,7 +102,7 @@ fn workers(shape: &WeightShape) -> usize {
 }
 
 fn spans_len(shape: &WeightShape, rows: usize) -> usize {
-    let tile = for_rows(rows).tile;
+    let tile = for_rows(rows, true).tile;
     2 * workers(shape) * rows.div_ceil(tile).min(ROW_TILES) * tile * BLOCK
 }
 
@@ -80,11 +111,27 @@ pub(super) fn scratch_len(shape: &WeightShape, rows: usize) -> usize {
     spans_len(shape, rows) + (rows * shape.inputs).div_ceil(2)
 }
 
+/// Rows of x.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    F32(&'a CudaView<'a, f32>),
+    Bf16(&'a CudaView<'a, bf16>),
+}
+
+impl Source<'_> {
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::Bf16(x) => x.len(),
+        }
+    }
+}
+
 /// [`super::forward`] with every argument checked.
 pub(super) fn forward(
     stream: &Arc<CudaStream>,
     weight: &mut WeightOnDevice,
-    x: &CudaView<'_, f32>,
+    x: Source<'_>,
     scratch: &mut CudaSlice<f32>,
     starts: &[usize],
     y: &mut CudaViewMut<'_, f32>,
@@ -94,9 +141,13 @@ pub(super) fn forward(
     if rows == 0 {
         return Ok(());
     }
-    let kernel = for_rows(rows);
+    let kernel = for_rows(rows, matches!(x, Source::F32(_)));
+    let (symbol, ring) = kernel.over(&weight.packed, shape);
     let (mut spans, mut rest) = scratch.split_at_mut(spans_len(shape, rows));
-    let rounded = if kernel.wide { None } else { Some(round(stream, x, &mut rest)?) };
+    let rounded = match x {
+        Source::F32(x) if !kernel.wide => Some(round(stream, x, &mut rest)?),
+        _ => None,
+    };
     let mut args = shape.args();
     for first in (0..rows).step_by(kernel.tile * ROW_TILES) {
         let count = (rows - first).min(kernel.tile * ROW_TILES);
@@ -106,22 +157,25 @@ pub(super) fn forward(
         }
         let config = LaunchConfig {
             grid_dim: (count.div_ceil(kernel.tile) as u32, workers(shape) as u32, 1),
-            block_dim: (PRODUCTS + if kernel.wide { 64 } else { 32 }, 1, 1),
-            shared_mem_bytes: (kernel.stages * (BLOCK + kernel.tile) * CHUNK * size_of::<bf16>()) as u32,
+            block_dim: (kernel.threads(), 1, 1),
+            shared_mem_bytes: ring as u32,
         };
         let range = first * shape.inputs..(first + count) * shape.inputs;
-        let (wide, map) = match &rounded {
-            None => (Some(x.slice(range)), None),
-            Some(rounded) => (None, Some(map(stream, &rounded.slice(range), shape.inputs, kernel.tile)?)),
+        let map = |x: &CudaView<'_, bf16>| map(stream, &x.slice(range.clone()), shape.inputs, kernel.tile);
+        let (wide, map) = match (x, &rounded) {
+            (Source::Bf16(x), _) => (None, Some(map(x)?)),
+            (Source::F32(_), Some(rounded)) => (None, Some(map(&rounded.as_view())?)),
+            (Source::F32(x), None) => (Some(x.slice(range)), None),
         };
-        let mut launch = Launch::new(stream, OP, WARPGROUP_IMAGE, kernel.symbol)?;
+        let mut launch = Launch::new(stream, OP, WARPGROUP_IMAGE, symbol)?;
         launch.value(&args);
         match (&wide, &map) {
             (Some(wide), _) => launch.read(wide),
             (None, Some(map)) => launch.value(map),
             (None, None) => &mut launch,
         };
-        launch.read(&weight.packed).write(&mut spans).write(&mut weight.arrived).write(&mut *y);
+        weight.packed.read_by(&mut launch);
+        launch.write(&mut spans).write(&mut weight.arrived).write(&mut *y);
         // SAFETY: lengths checked by the caller; a warp writes its own outputs of its own rows, within the planes; rows past the last are
         // zeros; before its wait the kernel reads the weight alone.
         unsafe { launch.launch(config) }?;

@@ -88,6 +88,7 @@ pub struct Args {
 enum Dtype {
     F32,
     Bf16,
+    Int8,
 }
 
 /// A form of the delta rule
@@ -132,6 +133,7 @@ fn compute(args: Args) -> Result<()> {
             None => WeightDtype::Stored,
             Some(Dtype::F32) => WeightDtype::F32,
             Some(Dtype::Bf16) => WeightDtype::Bf16,
+            Some(Dtype::Int8) => WeightDtype::Int8,
         },
         slots: 1,
         context_len: Some(args.ids.len() + nodes),

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Tensor};
 use canopy_e2e::draft::{DFlash, DraftRequest, Drafter};
 use canopy_e2e::files::ModelFiles;
-use canopy_e2e::loader::{self, LoadOptions, ModelSource};
+use canopy_e2e::loader::{self, LoadOptions, ModelSource, WeightDtype};
 use canopy_e2e::model::Qwen35;
 use canopy_e2e::target::{LogitRows, Target, VerifyStream};
 use canopy_kernels::DraftTree;
@@ -42,6 +42,7 @@ impl PairArgs {
             target: self.model.clone(),
             drafter: self.drafter.clone(),
             slots: 1,
+            drafter_dtype: Some(WeightDtype::Stored),
             offline: self.offline,
             device: self.device.clone(),
             ..LoadOptions::default()

@@ -5,8 +5,10 @@ use canopy_e2e::config::{DraftConfig, TargetConfig};
 use canopy_e2e::loader::{LoadOptions, ModelSource, resolve, resolve_drafter};
 use canopy_e2e::sizes::Sizes;
 
+use crate::engine_args::Dtype;
+
 const EXAMPLE: &str = "\
-Keys and values as on CUDA (bf16). Not in it: what a pass itself needs (logits of its rows, scratch of the attention), and what the driver takes.
+Weights, keys and values as on CUDA: bf16 unless --dtype says otherwise, drafts through int8. Not in it: what a pass itself needs (logits of its rows, scratch of the attention), and what the driver takes.
 
 Example:
   canopy sizes --model e2e/models/qwen3.5-9b --drafter e2e/models/qwen3.5-9b/drafter --slots 1,4,16 --contexts 2048,32768";
@@ -21,6 +23,12 @@ pub struct Args {
     /// The drafter, named like the model
     #[arg(long, value_name = "MODEL")]
     drafter: Option<ModelSource>,
+    /// How weights are kept
+    #[arg(long, value_enum, default_value_t = Dtype::Stored)]
+    dtype: Dtype,
+    /// How the drafter's are, and the head's that drafts go through
+    #[arg(long, value_enum, default_value_t = Dtype::Int8)]
+    drafter_dtype: Dtype,
     /// Streams at once
     #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_name = "STREAMS")]
     slots: Vec<usize>,
@@ -49,17 +57,17 @@ pub fn run(args: Args) -> Result<()> {
         }
         None => None,
     };
-    let sizes = Sizes::new(&target, drafter.as_ref(), 2);
+    let sizes = Sizes::new(&target, drafter.as_ref(), 2).kept(args.dtype.into(), args.drafter_dtype.into());
     let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
     println!(
         "weights             {:10.3} GiB ({} parameters)",
-        gib(sizes.target.bytes()),
+        gib(sizes.target_weights()),
         sizes.target.count()
     );
     println!(
         "drafter             {:10.3} GiB ({} parameters)",
-        gib(sizes.drafter.bytes()),
+        gib(sizes.drafter_weights()),
         sizes.drafter.count()
     );
     println!("states of a slot    {:10.2} MiB", mib(sizes.state));

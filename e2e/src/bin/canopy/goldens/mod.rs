@@ -13,7 +13,7 @@ use candle_core::{Device, Tensor};
 use canopy_e2e::draft::{DFlash, DraftRequest, Drafter};
 use canopy_e2e::embedded;
 use canopy_e2e::files::ModelFiles;
-use canopy_e2e::loader::{LoadOptions, RowPrecision, load_drafter, load_target};
+use canopy_e2e::loader::{LoadOptions, RowPrecision, WeightDtype, load_drafter, load_target};
 use canopy_e2e::model::Qwen35;
 use canopy_e2e::target::{LogitRows, Target, VerifyStream};
 use canopy_kernels::DraftTree;
@@ -143,6 +143,7 @@ impl Place<'_> {
     fn options(&self, context: usize) -> LoadOptions {
         LoadOptions {
             slots: 1,
+            drafter_dtype: Some(WeightDtype::Stored),
             context_len: Some(context),
             device: self.args.device.clone(),
             rows: RowPrecision::from(self.args.rows),
