@@ -261,10 +261,7 @@ fn what_is_less_sure_behind_a_sibling_comes_later_and_a_spine_stays() {
             let factors = path[1..].iter().filter(|node| off_spine(node)).count();
             let plain: f64 = path[1..].iter().map(|&node| tree.log_probs()[node]).sum();
             let expected = if factors == 0 { plain } else { plain + factors as f64 * behind };
-            assert!(
-                joint[node] == expected || (joint[node] - expected).abs() < 1e-9,
-                "{behind}, node {node}"
-            );
+            assert!(joint == expected || (joint - expected).abs() < 1e-9, "{behind}, node {node}");
         }
         behind_siblings.push((1..ranks.len()).filter(off_spine).count());
     }
