@@ -1,6 +1,11 @@
 //! Scores, softmax and weighted sums over register tiles of queries and keys. The tile's size never shows in a
 //! result: every sum has its own accumulator and its own order.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 use super::{Head, Sight};
@@ -8,6 +13,9 @@ use crate::math::{exp, mul_add};
 
 /// f32 lanes of a vector.
 const LANES: usize = 8;
+/// f32 of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 16;
 /// Keys, or values, that stay in the L1 cache while every query of a pass reads them.
 pub(super) const KEYS: usize = 24;
 
@@ -82,10 +90,10 @@ pub(super) fn score<const FMA: bool>(
     let (fours, rest) = queries.as_chunks::<4>();
     let (twos, ones) = rest.as_chunks::<2>();
     for (tile, queries) in fours.iter().enumerate() {
-        score_tile::<FMA, 4, 2>(rows, queries, positions, table.from(4 * tile));
+        score_tile::<FMA, 4, 3>(rows, queries, positions, table.from(4 * tile));
     }
     for queries in twos {
-        score_tile::<FMA, 2, 4>(rows, queries, positions, table.from(4 * fours.len()));
+        score_tile::<FMA, 2, 6>(rows, queries, positions, table.from(4 * fours.len()));
     }
     for query in ones {
         score_tile::<FMA, 1, 8>(rows, &[query], positions, table.from(4 * fours.len() + 2 * twos.len()));
@@ -121,32 +129,21 @@ fn score_tile<const FMA: bool, const Q: usize, const K: usize>(
 /// The dot products of Q queries and K keys, each in 8 lanes.
 #[inline(always)]
 fn dots<const FMA: bool, const Q: usize, const K: usize>(q: &[&[f32]; Q], k: &[&[f32]; K]) -> [[f32; K]; Q] {
-    let (mut q_lanes, mut k_lanes): ([&[Vector]; Q], [&[Vector]; K]) = ([&[]; Q], [&[]; K]);
-    let vectors = k[0].len() / LANES;
-    for i in 0..Q {
-        q_lanes[i] = &q[i].as_chunks().0[..vectors];
-    }
-    for j in 0..K {
-        k_lanes[j] = &k[j].as_chunks().0[..vectors];
+    let whole = k[0].len() / LANES * LANES;
+    #[cfg(target_arch = "x86_64")]
+    if FMA && whole == k[0].len() {
+        // SAFETY: on this architecture `FMA` bodies run where the CPU has AVX2 and FMA.
+        return unsafe { avx2::dots(q, k) };
     }
     let mut lanes = [[[0f32; LANES]; K]; Q];
-    for v in 0..vectors {
-        let mut key = [[0f32; LANES]; K];
+    for i in 0..Q {
         for j in 0..K {
-            key[j] = k_lanes[j][v];
-        }
-        for i in 0..Q {
-            let query = q_lanes[i][v];
-            for j in 0..K {
-                fma::<FMA>(&query, &key[j], &mut lanes[i][j]);
+            let pairs = q[i].as_chunks::<LANES>().0.iter().zip(k[j].as_chunks::<LANES>().0);
+            for (q, k) in pairs {
+                fma::<FMA>(q, k, &mut lanes[i][j]);
             }
-        }
-    }
-    if vectors * LANES < k[0].len() {
-        for i in 0..Q {
-            for j in 0..K {
-                lanes[i][j] =
-                    add_rest::<FMA>(&q[i][vectors * LANES..], &k[j][vectors * LANES..], lanes[i][j]);
+            if whole < k[0].len() {
+                lanes[i][j] = add_rest::<FMA>(&q[i][whole..], &k[j][whole..], lanes[i][j]);
             }
         }
     }
@@ -178,10 +175,12 @@ pub(super) fn softmax<const FMA: bool>(scores: &mut [Vector]) {
         }
     }
     let largest = largest.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    for score in scores.as_flattened_mut() {
+        *score = exp::<FMA>(*score - largest);
+    }
     let mut total = [0f32; LANES];
-    for score in scores.iter_mut() {
+    for score in scores.iter() {
         for lane in 0..LANES {
-            score[lane] = exp::<FMA>(score[lane] - largest);
             total[lane] += score[lane];
         }
     }
@@ -189,6 +188,18 @@ pub(super) fn softmax<const FMA: bool>(scores: &mut [Vector]) {
     for weight in scores.as_flattened_mut() {
         *weight *= factor;
     }
+}
+
+/// Asks for a row's cache lines.
+#[inline(always)]
+pub(super) fn prefetch(row: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in row.chunks(LINE) {
+        // SAFETY: every x86_64 CPU has the instruction, which may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
 }
 
 /// Adds weight times value of `positions`, at most [`KEYS`] of them, to the outputs, position by position.
