@@ -4,8 +4,6 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 use super::{Head, Sight};
@@ -13,9 +11,6 @@ use crate::math::{exp, mul_add};
 
 /// f32 lanes of a vector.
 const LANES: usize = 8;
-/// f32 of a cache line.
-#[cfg(target_arch = "x86_64")]
-const LINE: usize = 16;
 /// Keys, or values, that stay in the L1 cache while every query of a pass reads them.
 pub(super) const KEYS: usize = 24;
 
@@ -129,21 +124,37 @@ fn score_tile<const FMA: bool, const Q: usize, const K: usize>(
 /// The dot products of Q queries and K keys, each in 8 lanes.
 #[inline(always)]
 fn dots<const FMA: bool, const Q: usize, const K: usize>(q: &[&[f32]; Q], k: &[&[f32]; K]) -> [[f32; K]; Q] {
-    let whole = k[0].len() / LANES * LANES;
     #[cfg(target_arch = "x86_64")]
-    if FMA && whole == k[0].len() {
+    if FMA && k[0].len().is_multiple_of(LANES) {
         // SAFETY: on this architecture `FMA` bodies run where the CPU has AVX2 and FMA.
         return unsafe { avx2::dots(q, k) };
     }
-    let mut lanes = [[[0f32; LANES]; K]; Q];
+    let (mut q_lanes, mut k_lanes): ([&[Vector]; Q], [&[Vector]; K]) = ([&[]; Q], [&[]; K]);
+    let vectors = k[0].len() / LANES;
     for i in 0..Q {
+        q_lanes[i] = &q[i].as_chunks().0[..vectors];
+    }
+    for j in 0..K {
+        k_lanes[j] = &k[j].as_chunks().0[..vectors];
+    }
+    let mut lanes = [[[0f32; LANES]; K]; Q];
+    for v in 0..vectors {
+        let mut key = [[0f32; LANES]; K];
         for j in 0..K {
-            let pairs = q[i].as_chunks::<LANES>().0.iter().zip(k[j].as_chunks::<LANES>().0);
-            for (q, k) in pairs {
-                fma::<FMA>(q, k, &mut lanes[i][j]);
+            key[j] = k_lanes[j][v];
+        }
+        for i in 0..Q {
+            let query = q_lanes[i][v];
+            for j in 0..K {
+                fma::<FMA>(&query, &key[j], &mut lanes[i][j]);
             }
-            if whole < k[0].len() {
-                lanes[i][j] = add_rest::<FMA>(&q[i][whole..], &k[j][whole..], lanes[i][j]);
+        }
+    }
+    if vectors * LANES < k[0].len() {
+        for i in 0..Q {
+            for j in 0..K {
+                lanes[i][j] =
+                    add_rest::<FMA>(&q[i][vectors * LANES..], &k[j][vectors * LANES..], lanes[i][j]);
             }
         }
     }
@@ -188,18 +199,6 @@ pub(super) fn softmax<const FMA: bool>(scores: &mut [Vector]) {
     for weight in scores.as_flattened_mut() {
         *weight *= factor;
     }
-}
-
-/// Asks for a row's cache lines.
-#[inline(always)]
-pub(super) fn prefetch(row: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in row.chunks(LINE) {
-        // SAFETY: every x86_64 CPU has the instruction, which may name any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = row;
 }
 
 /// Adds weight times value of `positions`, at most [`KEYS`] of them, to the outputs, position by position.

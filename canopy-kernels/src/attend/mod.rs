@@ -18,10 +18,11 @@ mod tile;
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use crate::AttnDims;
 use crate::math::vectorised;
-use crate::team;
-use kernels::{KEYS, Table, exact, mix, prefetch, score, softmax};
+use kernels::{KEYS, Table, exact, mix, score, softmax};
 
 /// Queries that share one pass over the keys: their scores stay in the L2 cache.
 const QUERIES: usize = 24;
@@ -97,7 +98,7 @@ pub(crate) fn attend(pools: Pools<'_>, rows: &[Option<Sight<'_>>], out: &mut [f3
         let mut scores = Vec::new();
         passes.iter_mut().for_each(|pass| run(&pools, pass, &mut scores));
     } else {
-        team::for_all(passes.iter_mut(), |pass| run(&pools, pass, &mut Vec::new()));
+        passes.par_iter_mut().for_each_init(Vec::new, |scores, pass| run(&pools, pass, scores));
     }
 }
 
@@ -162,11 +163,7 @@ fn run_body<const FMA: bool>(pools: &Pools<'_>, pass: &mut Pass<'_>, scores: &mu
         softmax::<FMA>(table.lanes(query, sight.first..sight.end));
     }
     outs.iter_mut().for_each(|out| out.fill(0.0));
-    for (part, Part { sight, heads, positions }) in parts.iter().enumerate() {
-        // Few queries use up values faster than they come from beyond the second cache.
-        if let Some(next) = parts.get(part + 1) {
-            next.positions.clone().for_each(|p| prefetch(values.row(next.sight.pool_row(p))));
-        }
+    for Part { sight, heads, positions } in &parts {
         let outs = &mut outs[heads.clone()];
         mix::<FMA>(values, |p| sight.pool_row(p), positions, outs, table.from(heads.start));
     }
