@@ -20,8 +20,15 @@ constexpr size_t shared_bytes(int nodes, int columns) {
         canopy::blocked<NODES / 16, COLS, THREADS>(args, qkv, gates, state, parents, masks, cu_nodes, slots, o, u, g_cum);          \
     }
 
+// At 128 registers a thread, which two blocks an SM need, the compiler spills this one too much for compute capability 8.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+#define CANOPY_BLOCKED_64_64_BLOCKS 1
+#else
+#define CANOPY_BLOCKED_64_64_BLOCKS 2
+#endif
+
 CANOPY_BLOCKED(16, 64, 128, 4)
-CANOPY_BLOCKED(64, 64, 256, 2)
+CANOPY_BLOCKED(64, 64, 256, CANOPY_BLOCKED_64_64_BLOCKS)
 #ifndef CANOPY_CONTROLS
 CANOPY_BLOCKED(128, 64, 256, 1)
 CANOPY_BLOCKED(256, 64, 384, 1)
