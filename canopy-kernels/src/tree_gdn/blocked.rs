@@ -110,16 +110,7 @@ pub fn verify(
         built: "32 or 64 columns to 256 nodes, 128 to 128",
     })?;
     let kernels = Kernels::on(stream.context())?;
-    if shape.shared() > kernels.shared_limit() {
-        let expected =
-            format!("at most {} bytes of shared memory a block on this device", kernels.shared_limit());
-        return Err(Error::Value {
-            op: OP,
-            arg: "trees",
-            expected,
-            got: format!("{} bytes", shape.shared()),
-        });
-    }
+    super::launch::expect_shared(OP, shape.shared(), kernels.shared_limit())?;
     let args =
         BlockedArgs { k_heads: dims.k_heads as u32, v_heads: dims.v_heads as u32, scale: dims.scale() };
     let config = LaunchConfig {
@@ -127,7 +118,8 @@ pub fn verify(
         block_dim: (shape.threads as u32, 1, 1),
         shared_mem_bytes: shape.shared() as u32,
     };
-    let mut launch = Launch::new(stream, OP, "tree_gdn/blocked", shape.symbol)?;
+    let function = kernels.function(OP, "tree_gdn/blocked", shape.symbol)?;
+    let mut launch = Launch::of(stream, OP, &kernels, function);
     launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.parents).read(&tree.mask);
     launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut o).write(&mut u).write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.

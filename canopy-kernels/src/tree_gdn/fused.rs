@@ -256,10 +256,7 @@ fn prepare<'a, Out: Tier>(
         .get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         .map_err(|source| Error::Driver { op: OP, source })?;
     let limit = kernels.shared_limit() - fixed as usize;
-    if shared > limit {
-        let expected = format!("at most {limit} bytes of shared memory a block on this device");
-        return Err(Error::Value { op: OP, arg: "trees", expected, got: format!("{shared} bytes") });
-    }
+    super::launch::expect_shared(OP, shared, limit)?;
     let config = LaunchConfig {
         grid_dim: ((dims.dv / columns) as u32, dims.v_heads as u32, batch.sequences() as u32),
         block_dim: (threads, 1, 1),

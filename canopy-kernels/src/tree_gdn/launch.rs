@@ -81,6 +81,15 @@ fn check_dims(op: &'static str, dims: GdnDims) -> Result<()> {
     Err(Error::Unsupported { op, wanted, built: "dk = 128, dv = 128" })
 }
 
+/// Trees whose blocks need more than `limit` bytes of shared memory are refused before anything is launched.
+pub(super) fn expect_shared(op: &'static str, bytes: usize, limit: usize) -> Result<()> {
+    if bytes <= limit {
+        return Ok(());
+    }
+    let expected = format!("at most {limit} bytes of shared memory a block on this device");
+    Err(Error::Value { op, arg: "trees", expected, got: format!("{bytes} bytes") })
+}
+
 /// What every design of verify checks before a launch: the lengths of qkv, gates and state, then of o, u and g_cum, the head size and
 /// the slots.
 pub(super) fn check_verify(

@@ -159,16 +159,19 @@ fn time_verify(target: &mut dyn Target, streams: usize, sizes: &Sizes) -> Result
     rows.retain(|&rows| (streams..=most).contains(&rows));
     rows.sort_unstable();
     rows.dedup();
-    sweep(rows, sizes, |rows| {
-        let passes: Result<Vec<_>> =
-            (0..streams).map(|slot| Ok(pass(slot, comb(share(rows, streams, slot))?))).collect();
-        time_pass(target, &passes?)
-    })
+    sweep(rows, sizes, |rows| time_shared(target, rows, streams, comb))
 }
 
-/// Rows of one of `streams` streams that share `rows`.
-fn share(rows: usize, streams: usize, slot: usize) -> usize {
-    rows / streams + usize::from(slot < rows % streams)
+/// Seconds of a pass of `rows` rows that `streams` streams share, each with a tree of its rows by `shape`.
+fn time_shared(
+    target: &mut dyn Target,
+    rows: usize,
+    streams: usize,
+    shape: impl Fn(usize) -> Result<DraftTree>,
+) -> Result<f64> {
+    let share = |slot| rows / streams + usize::from(slot < rows % streams);
+    let passes: Result<Vec<_>> = (0..streams).map(|slot| Ok(pass(slot, shape(share(slot))?))).collect();
+    time_pass(target, &passes?)
 }
 
 /// Passes of chains of at most `block` rows of so many streams.
@@ -179,11 +182,7 @@ fn time_chains(
 ) -> Result<Vec<(usize, f64)>> {
     let most = streams * block.min(target.context_len() - 1);
     let rows = sizes.chains.iter().copied().filter(|rows| (streams..=most).contains(rows)).collect();
-    sweep(rows, sizes, |rows| {
-        let passes: Result<Vec<_>> =
-            (0..streams).map(|slot| Ok(pass(slot, DraftTree::chain(share(rows, streams, slot))?))).collect();
-        time_pass(target, &passes?)
-    })
+    sweep(rows, sizes, |rows| time_shared(target, rows, streams, |rows| Ok(DraftTree::chain(rows)?)))
 }
 
 /// Blocks of every length for one stream, and whole ones for several.
