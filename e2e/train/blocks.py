@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from drafter_model import Drafter, DraftConfig
 
 
-def draft_blocks(drafter, emb, ids, feats, anchors, dtype):
-    """ids [B,L], feats [B,L,n*H], anchors [B,A] -> hidden states [B,A,bs,H] of one block per anchor, all in one pass.
+def draft_blocks(drafter, emb, ids, feats, anchors, dtype, length=None):
+    """ids [B,L], feats [B,L,n*H], anchors [B,A] -> hidden states [B,A,bs,H] of one block per anchor, all in one pass;
+    bs is `length`, by default the drafter's block size.
 
     The block of anchor a is [ids[a], mask, mask, ...] at positions a .. a+bs-1. It sees the context features of the
     positions below a, and all of its own block, nothing else."""
-    bs, mask_id = drafter.c.block_size, drafter.c.mask_token_id
+    bs, mask_id = length or drafter.c.block_size, drafter.c.mask_token_id
     B, L = ids.shape
     A = anchors.shape[1]
     tokens = torch.full((B, A, bs), mask_id, dtype=torch.long, device=ids.device)

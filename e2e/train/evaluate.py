@@ -57,6 +57,7 @@ def run_eval(args, device, data, model=None, drafter=None):
     for p in prompts:
         groups.setdefault(p["kind"], []).append(p)
     bs, K = drafter.c.block_size, 16
+    lengths = sorted({bs, *(n for n in args.block_lengths if n <= bs)})
     emb = model.model.embed_tokens.weight
     budgets = [16, 32, 64]
     report = {}
@@ -69,7 +70,7 @@ def run_eval(args, device, data, model=None, drafter=None):
         agree = [(model.logits(hfin[i], dtype).argmax(-1)[len(p["ids"]) - 1:-1] == seq[i, len(p["ids"]):]).float().mean().item() for i, p in enumerate(plist)]
         # draft every anchor of the generated part
         tau = {"chain": [], **{f"tree{b}": [] for b in budgets}}
-        pos_hit, pos_n = torch.zeros(bs - 1, device=device), 0
+        pos_hit, pos_n = {n: torch.zeros(n - 1, device=device) for n in lengths}, 0
         for i, p in enumerate(plist):
             start = len(p["ids"])
             row = seq[i].tolist()
@@ -80,17 +81,20 @@ def run_eval(args, device, data, model=None, drafter=None):
                 continue
             A = torch.arange(start, last + 1, device=device)
             tops = []
-            for lo in range(0, len(A), 64):
-                a = A[lo:lo + 64]
-                h = draft_blocks(drafter, emb, seq[i:i + 1], feats[i:i + 1], a[None], dtype)[0, :, 1:]
-                lp = torch.log_softmax(model.logits(h, dtype).float(), -1)
-                v, t = lp.topk(K, -1)
-                tops.append((v.cpu(), t.cpu()))
-                whole = a[a + bs <= end]                     # anchors whose block lies inside the text
-                if len(whole):
-                    truth = seq[i][whole[:, None] + torch.arange(1, bs, device=device)]
-                    pos_hit += (t[:len(whole), :, 0] == truth).float().sum(0)
-                    pos_n += len(whole)
+            for length in lengths:
+                for lo in range(0, len(A), 64):
+                    a = A[lo:lo + 64]
+                    h = draft_blocks(drafter, emb, seq[i:i + 1], feats[i:i + 1], a[None], dtype, length)[0, :, 1:]
+                    lp = torch.log_softmax(model.logits(h, dtype).float(), -1)
+                    v, t = lp.topk(K, -1)
+                    if length == bs:
+                        tops.append((v.cpu(), t.cpu()))
+                    whole = a[a + bs <= end]                 # anchors whose block lies inside the text
+                    if len(whole):
+                        truth = seq[i][whole[:, None] + torch.arange(1, length, device=device)]
+                        pos_hit[length] += (t[:len(whole), :, 0] == truth).float().sum(0)
+                        if length == bs:
+                            pos_n += len(whole)
             V, Tk = torch.cat([x[0] for x in tops]), torch.cat([x[1] for x in tops])
             for name in tau:
                 a = start
@@ -108,7 +112,7 @@ def run_eval(args, device, data, model=None, drafter=None):
                     a += n + 1
         report[kind] = dict(prompts=len(plist), rounds=len(tau["chain"]), step_vs_teacher_forcing_agreement=sum(agree) / len(agree),
                             tokens_per_round={k: round(sum(v) / max(1, len(v)), 3) for k, v in tau.items()},
-                            position_accuracy=[round(x, 3) for x in (pos_hit / max(1, pos_n)).tolist()])
+                            position_accuracy={n: [round(x, 3) for x in (hit / max(1, pos_n)).tolist()] for n, hit in pos_hit.items()})
         log("eval", kind, json.dumps(report[kind]))
         if time.time() > T_START + args.budget - 25:
             log("no time for more groups")

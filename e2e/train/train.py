@@ -59,6 +59,9 @@ def main():
     ap.add_argument("--gdn-dim", type=int, default=128)
     # drafter
     ap.add_argument("--block", type=int, default=16)
+    ap.add_argument("--block-lengths", type=int, nargs="*", default=[4, 4, 6, 6, 8, 8, 12, 16, 16],
+                    help="lengths of the blocks it trains on, one drawn a step: `auto` asks for short blocks too")
+    ap.add_argument("--init-drafter", default=None, help="folder of a drafter to go on from")
     ap.add_argument("--gamma", type=float, default=None)
     ap.add_argument("--draft-layers", type=int, default=2)
     ap.add_argument("--draft-heads", type=int, default=4)
@@ -76,6 +79,7 @@ def main():
     ap.add_argument("--roll-len", type=int, default=128)
     ap.add_argument("--prefixes", type=int, nargs="*", default=[12, 48, 160, 384, 24, 96, 256])
     ap.add_argument("--no-eval", dest="do_eval", action="store_false")
+    ap.add_argument("--no-golden", dest="do_golden", action="store_false")
     ap.add_argument("--eval-prompts", type=int, default=400)
     ap.add_argument("--eval-len", type=int, default=640)
     ap.add_argument("--eval-new", type=int, default=256)
