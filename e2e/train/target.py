@@ -134,7 +134,8 @@ def load_target(folder, device):
     from safetensors.torch import load_file
     cfg = config_from_hf(folder)
     m = TinyQwen(cfg)
-    m.load_state_dict({k: v.float() for k, v in load_file(os.path.join(folder, "model.safetensors")).items()})
+    shards = sorted(Path(folder).glob("*.safetensors"))
+    m.load_state_dict({k: v.float() for shard in shards for k, v in load_file(shard).items()})
     return m.to(device).eval().requires_grad_(False), cfg
 
 
