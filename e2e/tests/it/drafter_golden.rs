@@ -137,63 +137,81 @@ fn random_drafters_from_our_own_target() {
     }
 }
 
-fn embedded_golden() -> (Golden, DFlash, DraftRequest) {
-    let golden = golden("canopy-tiny/golden.safetensors");
-    let target = target_in(&canopy_e2e::embedded::target(), 1);
-    let drafter = drafter_in(&canopy_e2e::embedded::drafter(), &target, 1);
-    let anchor = ids(&golden, "draft.anchor")[0] as usize;
-    let root = ids(&golden, "draft.ids")[anchor];
-    let horizon = drafter.block_size() - 1;
-    (golden, drafter, DraftRequest { slot: 0, root, horizon })
+/// Drafters of the embedded target: the one that the golden set was made with, and the one that ships, each with its
+/// vectors.
+fn tiny_drafters() -> [(ModelFiles, Golden); 2] {
+    [
+        (ModelFiles::Directory(golden_dir("dflash-tiny")), golden("canopy-tiny/golden.safetensors")),
+        (canopy_e2e::embedded::drafter(), golden("canopy-tiny/shipped-draft.safetensors")),
+    ]
 }
 
-fn check_embedded_draft(golden: &Golden, drafter: &mut DFlash, request: DraftRequest, bound: f32) -> Tensor {
+fn tiny_request(files: &ModelFiles, golden: &Golden) -> (DFlash, DraftRequest) {
+    let target = target_in(&canopy_e2e::embedded::target(), 1);
+    let drafter = drafter_in(files, &target, 1);
+    let anchor = ids(golden, "draft.anchor")[0] as usize;
+    let root = ids(golden, "draft.ids")[anchor];
+    let horizon = drafter.block_size() - 1;
+    (drafter, DraftRequest { slot: 0, root, horizon })
+}
+
+fn check_tiny_draft(
+    (files, golden): &(ModelFiles, Golden),
+    drafter: &mut DFlash,
+    request: DraftRequest,
+    bound: f32,
+) -> Tensor {
     let mut last = None;
     let logits = drafter.draft_observed(&[request], &mut |_, rows| last = Some(rows.clone())).expect("draft");
-    let weights = canopy_e2e::embedded::drafter().weights(WeightDtype::F32).expect("weights");
+    let weights = files.weights(WeightDtype::F32).expect("weights");
     let norm = weights.f32("norm.weight", &[256], &Device::Cpu).expect("norm");
     let hidden = canopy_candle::rms_norm(&last.expect("layers"), &norm, 1e-6, canopy_candle::NormKind::Plain)
         .expect("norm");
-    check("embedded hidden", &hidden, &golden["draft.hidden"], bound);
+    check("hidden", &hidden, &golden["draft.hidden"], bound);
     let want = golden["draft.logits"].narrow(0, 1, request.horizon).expect("rows");
-    check("embedded logits", &logits[0], &want, bound);
+    check("logits", &logits[0], &want, bound);
     logits[0].clone()
 }
 
 #[test]
-fn embedded_drafter_and_its_trees() {
-    let (golden, mut drafter, request) = embedded_golden();
-    drafter.extend(0, &golden["draft.features"]).expect("extend");
-    let logits = check_embedded_draft(&golden, &mut drafter, request, 2e-4);
-    for budget in [16, 32] {
-        let options = BuildOptions { budget, ..Default::default() };
-        let marginals = Marginals::from_tensor(&logits, options).expect("marginals");
-        let tree = ddtree_from(&marginals, request.root, options).expect("tree");
-        let rows: Vec<u32> = (1..=budget)
-            .flat_map(|node| {
-                [tree.tree().parents()[node] as u32, tree.tree().depths()[node], tree.tokens()[node]]
-            })
-            .collect();
-        assert_eq!(rows, ids(&golden, &format!("draft.tree{budget}")), "budget {budget}");
+fn tiny_drafters_and_their_trees() {
+    for set in tiny_drafters() {
+        let (mut drafter, request) = tiny_request(&set.0, &set.1);
+        drafter.extend(0, &set.1["draft.features"]).expect("extend");
+        let logits = check_tiny_draft(&set, &mut drafter, request, 2e-4);
+        for budget in [16, 32] {
+            let options = BuildOptions { budget, ..Default::default() };
+            let marginals = Marginals::from_tensor(&logits, options).expect("marginals");
+            let tree = ddtree_from(&marginals, request.root, options).expect("tree");
+            let rows: Vec<u32> = (1..=budget)
+                .flat_map(|node| {
+                    [tree.tree().parents()[node] as u32, tree.tree().depths()[node], tree.tokens()[node]]
+                })
+                .collect();
+            assert_eq!(rows, ids(&set.1, &format!("draft.tree{budget}")), "budget {budget}");
+        }
     }
 }
 
 #[test]
-fn embedded_drafter_from_our_own_target() {
-    let (golden, mut drafter, request) = embedded_golden();
-    let mut target = target_in(&canopy_e2e::embedded::target(), 1);
-    target.set_taps(drafter.taps()).expect("taps");
-    let tokens = &ids(&golden, "draft.ids")[..golden["draft.features"].dim(0).expect("rows")];
-    let features = read(&mut target, tokens);
-    check("embedded taps", &features, &golden["draft.features"], 1e-3);
-    drafter.extend(0, &features).expect("extend");
-    check_embedded_draft(&golden, &mut drafter, request, 1e-3);
+fn tiny_drafters_from_our_own_target() {
+    for set in tiny_drafters() {
+        let (mut drafter, request) = tiny_request(&set.0, &set.1);
+        let mut target = target_in(&canopy_e2e::embedded::target(), 1);
+        target.set_taps(drafter.taps()).expect("taps");
+        let tokens = &ids(&set.1, "draft.ids")[..set.1["draft.features"].dim(0).expect("rows")];
+        let features = read(&mut target, tokens);
+        check("taps", &features, &set.1["draft.features"], 1e-3);
+        drafter.extend(0, &features).expect("extend");
+        check_tiny_draft(&set, &mut drafter, request, 1e-3);
+    }
 }
 
 // The block's first row is the root itself; a mask there is another draft.
 #[test]
 fn the_block_starts_with_the_root() {
-    let (golden, mut drafter, request) = embedded_golden();
+    let [_, (files, golden)] = tiny_drafters();
+    let (mut drafter, request) = tiny_request(&files, &golden);
     drafter.extend(0, &golden["draft.features"]).expect("extend");
     let with_root = drafter.draft(&[request]).expect("draft").remove(0);
     let masked = DraftRequest { root: drafter.config().mask_token, ..request };

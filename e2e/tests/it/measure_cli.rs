@@ -124,9 +124,17 @@ fn draft_trees_leave_no_drift() {
 fn the_stored_vectors_are_compared_and_a_wrong_one_is_found() {
     let dir = golden("").display().to_string();
     let output = runs(&["goldens", &dir]);
-    assert_eq!(output.matches(": ok").count(), 9, "{output}");
+    assert_eq!(output.matches(": ok").count(), 10, "{output}");
     let wrong = tempfile::tempdir().unwrap();
-    for set in ["canopy-tiny", "qwen35-random", "dflash-random-old", "dflash-random-new", "rounds-random"] {
+    let sets = [
+        "canopy-tiny",
+        "dflash-tiny",
+        "qwen35-random",
+        "dflash-random-old",
+        "dflash-random-new",
+        "rounds-random",
+    ];
+    for set in sets {
         std::fs::create_dir(wrong.path().join(set)).unwrap();
         for file in std::fs::read_dir(golden(set)).unwrap() {
             let file = file.unwrap();

@@ -119,7 +119,8 @@ type Set = fn(&Place<'_>) -> Result<Report>;
 const SETS: &[(&str, Set)] = &[
     ("canopy-tiny logits", tiny_logits),
     ("canopy-tiny greedy texts", tiny_texts),
-    ("canopy-tiny draft", tiny_draft),
+    ("canopy-tiny draft", golden_draft),
+    ("canopy-tiny shipped draft", shipped_draft),
     ("qwen35-random logits", random_logits),
     ("qwen35-random rounds", random_rounds),
     ("dflash-random-old drafts", |place| drafts(place, "dflash-random-old")),
@@ -236,9 +237,18 @@ fn tiny_texts(place: &Place<'_>) -> Result<Report> {
     Ok(report)
 }
 
-fn tiny_draft(place: &Place<'_>) -> Result<Report> {
-    let golden = place.golden("canopy-tiny/golden.safetensors")?;
-    let (_, mut drafter) = place.pair(&embedded::target(), &embedded::drafter())?;
+/// The drafter that the set was made with, kept beside it.
+fn golden_draft(place: &Place<'_>) -> Result<Report> {
+    tiny_draft(place, &place.directory("dflash-tiny"), "canopy-tiny/golden.safetensors")
+}
+
+fn shipped_draft(place: &Place<'_>) -> Result<Report> {
+    tiny_draft(place, &embedded::drafter(), "canopy-tiny/shipped-draft.safetensors")
+}
+
+fn tiny_draft(place: &Place<'_>, files: &ModelFiles, golden: &str) -> Result<Report> {
+    let golden = place.golden(golden)?;
+    let (_, mut drafter) = place.pair(&embedded::target(), files)?;
     let anchor = ids::<usize>(&golden, "draft.anchor")?[0];
     let root = ids::<u32>(&golden, "draft.ids")?[anchor];
     let features = get(&golden, "draft.features")?.to_device(&place.device()?)?;
