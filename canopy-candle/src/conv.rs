@@ -113,7 +113,11 @@ impl TreeConvVerify<'_> {
 }
 
 /// The conv-state pool's checks; returns its slots.
-fn check_pool(op: &'static str, (dtype, layout): (DType, &Layout), channels: usize) -> Result<usize> {
+pub(crate) fn check_pool(
+    op: &'static str,
+    (dtype, layout): (DType, &Layout),
+    channels: usize,
+) -> Result<usize> {
     let pool = arg(op, "conv_state");
     pool.float(dtype)?;
     pool.contiguous(layout)?;

@@ -2,6 +2,7 @@
 
 mod append;
 mod attention;
+mod chain_conv;
 mod check;
 mod conv;
 #[cfg(feature = "cuda")]
@@ -16,6 +17,7 @@ mod kv;
 mod linear;
 mod planes;
 mod prefill;
+mod profile;
 mod recorded;
 mod slices;
 mod top_tokens;
@@ -29,6 +31,7 @@ pub use canopy_kernels::gdn_prefill::Sequences;
 pub use canopy_kernels::top_tokens::Row as TopRow;
 pub use canopy_kernels::tree_gdn::{Solve, Variant};
 pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
+pub use chain_conv::{chain_conv, chain_conv_advance};
 pub use conv::{tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_to};
 pub use gates::gates;
 pub use gdn::{
@@ -36,12 +39,13 @@ pub use gdn::{
 };
 pub use gdn_serial::{TreeGdnSerialOutput, tree_gdn_serial_commit, tree_gdn_serial_verify};
 pub use glue::{
-    NormKind, QkNormRope, add_rms_norm, attn_gate, gated_rms_norm, qk_norm_rope, qk_norm_rope_append,
-    rms_norm, swiglu,
+    NormKind, QkNormRope, add_rms_norm, add_rms_norm_to, attn_gate, gated_rms_norm, gated_rms_norm_to,
+    qk_norm_rope, qk_norm_rope_append, rms_norm, rms_norm_to, swiglu, swiglu_to,
 };
 pub use kv::{kv_compact, kv_compact_layers};
 pub use linear::PackedLinear;
 pub use prefill::{DeviceSequences, gdn_prefill};
+pub use profile::{KernelTime, profiled};
 pub use recorded::{List, PassCounts, PassInputs, Passes, Placed, Ran, widened};
 pub use top_tokens::{most_top_tokens, top_tokens};
 pub use tree::{DevicePaths, DeviceTree};

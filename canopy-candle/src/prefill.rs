@@ -10,6 +10,8 @@ use candle_core::{CpuStorage, CustomOp2, DType, Device, InplaceOp1, Layout, Resu
 use candle_core::{CudaStorage, cuda_backend::cudarc::driver::CudaSlice};
 use canopy_kernels::GdnDims;
 #[cfg(feature = "cuda")]
+use canopy_kernels::cuda::ChainsOnDevice;
+#[cfg(feature = "cuda")]
 use canopy_kernels::gdn_prefill::launch::{self, PrefillBuffers, SequencesOnDevice};
 use canopy_kernels::gdn_prefill::{PrefillInput, Sequences, cpu};
 
@@ -36,7 +38,7 @@ pub struct DeviceSequences {
     host: Sequences,
     device: Device,
     #[cfg(feature = "cuda")]
-    on_device: Option<Arc<SequencesOnDevice>>,
+    on_device: Option<Arc<(SequencesOnDevice, ChainsOnDevice)>>,
 }
 
 impl DeviceSequences {
@@ -48,7 +50,9 @@ impl DeviceSequences {
         supported("device sequences", device)?;
         Ok(Self {
             #[cfg(feature = "cuda")]
-            on_device: crate::cuda::upload(device, |stream| SequencesOnDevice::new(stream, &sequences))?,
+            on_device: crate::cuda::upload(device, |stream| {
+                Ok((SequencesOnDevice::new(stream, &sequences)?, ChainsOnDevice::new(stream, &sequences)?))
+            })?,
             host: sequences,
             device: device.clone(),
         })
@@ -57,6 +61,16 @@ impl DeviceSequences {
     /// The sequences themselves.
     pub fn host(&self) -> &Sequences {
         &self.host
+    }
+
+    /// What the convolution reads of them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn chains(&self, op: &'static str) -> Result<&ChainsOnDevice> {
+        match &self.on_device {
+            Some(lists) => Ok(&lists.1),
+            None => arg(op, "sequences")
+                .refuse(format_args!("sequences on CUDA"), format_args!("{:?}", self.device)),
+        }
     }
 
     /// Where the sequences are; every tensor of an op must be there too.
@@ -227,6 +241,6 @@ impl InplaceOp1 for OnCuda<'_> {
             scratch: &mut scratch,
             o: o.slice_mut(..self.call.shape().elem_count()),
         };
-        launch::forward(&device.cuda_stream(), dims, &sequences.host, on_device, buffers).wrap()
+        launch::forward(&device.cuda_stream(), dims, &sequences.host, &on_device.0, buffers).wrap()
     }
 }

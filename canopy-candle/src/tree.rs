@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
-use canopy_kernels::cuda::{PathsLayout, PathsOnDevice, TreeOnDevice, Words};
+use canopy_kernels::cuda::{PathsLayout, PathsOnDevice, TreeLayout, TreeOnDevice, Words};
+use canopy_kernels::gdn_prefill::Sequences;
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
 use crate::check::arg;
@@ -49,6 +50,25 @@ impl DeviceTree {
                 let mut words = Words::default();
                 let layout = BatchLayout::new(stream, &batch, &mut words)?;
                 Ok(layout.on(&words.upload(stream)?))
+            })?,
+            host: batch,
+            device: device.clone(),
+        })
+    }
+
+    /// Long chains as [`TreeBatch::slices`], for [`tree_attention`](crate::tree_attention) alone: several slices share a slot.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn slices(sequences: &Sequences, device: &Device) -> Result<Self> {
+        supported("device tree", device)?;
+        let batch = TreeBatch::slices(sequences).wrap()?;
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            on_device: crate::cuda::upload(device, |stream| {
+                let mut words = Words::default();
+                let layout = TreeLayout::unsolved(&batch, &mut words);
+                Ok((layout.on(&words.upload(stream)?), Parts::Solved))
             })?,
             host: batch,
             device: device.clone(),

@@ -2,7 +2,9 @@
 //! rotated over more than the L2 cache, median of the replays. The int8 product is held against the bf16 product over the weights that it
 //! stands for before (`tests/gpu/int8.rs` holds the two equal in bits).
 //!
-//!     cargo bench -p canopy-kernels --features cuda --bench linear_cuda -- [--quick] [--json FILE]
+//! `--many` times a prefill pass's rows instead, by both orders of sums.
+//!
+//!     cargo bench -p canopy-kernels --features cuda --bench linear_cuda -- [--quick | --many] [--json FILE]
 
 mod replays;
 
@@ -19,17 +21,23 @@ const COMMAND: &str = "cargo bench -p canopy-kernels --features cuda --bench lin
 /// Replays that do not count, and that do.
 const REPLAYS: (usize, usize) = (2, 15);
 
+/// Name, whether the weights are int8, and how rows are taken.
+type Variant = (&'static str, bool, Rounding);
 /// Name, inputs and outputs.
 type Matrix = (&'static str, usize, &'static [usize]);
 
-const MATRICES: [Matrix; 6] = [
+const MATRICES: [Matrix; 7] = [
     ("gate and up", 4096, &[12288, 12288]),
     ("down", 12288, &[4096]),
     ("q, k and v of the drafter", 4096, &[4096, 1024, 1024]),
     ("o", 4096, &[4096]),
     ("the drafter's features", 32768, &[4096]),
+    ("delta rule's projections", 4096, &[8192, 4096, 64]),
     ("head", 4096, &[248_320]),
 ];
+const MANY: [usize; 5] = [256, 512, 1024, 2048, 4096];
+const VARIANTS: [Variant; 2] = [("bf16", false, Rounding::Bf16), ("int8", true, Rounding::Bf16)];
+const VARIANTS_OF_MANY: [Variant; 2] = [("bf16", false, Rounding::Bf16), ("whole", false, Rounding::Whole)];
 const ROWS: [usize; 10] = [1, 2, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 fn outputs_of((_, _, outputs): Matrix) -> usize {
@@ -40,13 +48,15 @@ fn outputs_of((_, _, outputs): Matrix) -> usize {
 struct Case {
     matrix: Matrix,
     weights: Vec<WeightOnDevice>,
+    rounding: Rounding,
     x: CudaSlice<f32>,
     scratch: CudaSlice<f32>,
     y: CudaSlice<f32>,
 }
 
 impl Case {
-    fn new(stream: &Arc<CudaStream>, matrix: Matrix, rows: usize, int8: bool) -> Outcome<Self> {
+    fn new(stream: &Arc<CudaStream>, matrix: Matrix, rows: usize, variant: Variant) -> Outcome<Self> {
+        let (_, int8, rounding) = variant;
         let (_, inputs, outputs) = matrix;
         let shape = WeightShape::new(inputs, outputs)?;
         let weight = |seed| {
@@ -58,6 +68,7 @@ impl Case {
         let x: Vec<f32> = (0..rows * inputs).map(|i| ((i * 7919 % 4001) as f32 - 2000.0) / 1000.0).collect();
         Ok(Self {
             matrix,
+            rounding,
             x: stream.clone_htod(&x)?,
             scratch: stream.alloc_zeros(first.scratch_len(rows).max(1))?,
             y: stream.alloc_zeros(rows * outputs_of(matrix))?,
@@ -74,7 +85,7 @@ impl Case {
             (0..outputs.len()).map(|part| rows * outputs[..part].iter().sum::<usize>()).collect();
         let (x, y) = (self.x.as_view(), self.y.as_view_mut());
         let weight = &mut self.weights[n % copies];
-        Ok(forward(stream, weight, Rounding::Bf16, x, &mut self.scratch, &starts, y)?)
+        Ok(forward(stream, weight, self.rounding, x, &mut self.scratch, &starts, y)?)
     }
 
     /// The product over the first copy.
@@ -122,6 +133,8 @@ fn main() -> Outcome<()> {
         eprintln!("no CUDA device on this machine: nothing is timed");
         return Ok(());
     }
+    let many = args.iter().any(|arg| arg == "--many");
+    let (rows_of, variants) = if many { (&MANY[..], VARIANTS_OF_MANY) } else { (&ROWS[..], VARIANTS) };
     let quick = args.iter().any(|arg| arg == "--quick");
     let json = args.iter().position(|arg| arg == "--json").and_then(|at| args.get(at + 1));
     let context = CudaContext::new(0)?;
@@ -130,13 +143,16 @@ fn main() -> Outcome<()> {
     let stream = context.new_stream()?;
     let device = context.name()?;
     for matrix in MATRICES {
-        for rows in ROWS {
-            if (quick && ![1, 16, 64, 256].contains(&rows)) || (outputs_of(matrix) > 1 << 17 && rows > 256) {
+        for &rows in rows_of {
+            if (quick && ![1, 16, 64, 256].contains(&rows))
+                || (outputs_of(matrix) > 1 << 17 && (many || rows > 256))
+            {
                 continue;
             }
             let mut truth: Option<Vec<f32>> = None;
-            for (name, int8) in [("bf16", false), ("int8", true)] {
-                let mut case = Case::new(&stream, matrix, rows, int8)?;
+            for variant in variants {
+                let name = variant.0;
+                let mut case = Case::new(&stream, matrix, rows, variant)?;
                 let got = case.output(&stream)?;
                 let off = truth.as_ref().map_or(0.0, |truth| distance(&got, truth));
                 // a uniform weight in 127 steps is off by 1 / (127 * 2) of its root mean square

@@ -48,6 +48,32 @@ pub struct Verified {
     pub features: Option<Tensor>,
 }
 
+/// A part of one stream's prompt, of any length, in a prefill pass.
+#[derive(Clone, Debug)]
+pub struct PromptChunk {
+    /// The stream's slot in the target's pools.
+    pub slot: usize,
+    /// Its next tokens; at least one.
+    pub tokens: Vec<u32>,
+    /// Which rows need logits.
+    pub logits: LogitRows,
+    /// Whether the drafter wants its rows' features.
+    pub features: bool,
+}
+
+/// What a prefill pass returns.
+#[derive(Clone, Debug)]
+pub struct Prefilled {
+    /// First packed row of every chunk, then the number of rows: `[chunks + 1]`.
+    pub cu_rows: Vec<i32>,
+    /// `[wanted rows, vocab]` f32, chunks in order. `None` when no row is wanted.
+    pub logits: Option<Tensor>,
+    /// First row of every chunk in `logits`, then the number of rows: `[chunks + 1]`.
+    pub logit_rows: Vec<usize>,
+    /// `[N, taps * hidden]` as of [`Verified`]. `None` without taps, or when no chunk wants any.
+    pub features: Option<Tensor>,
+}
+
 /// A saved sequence: recurrent states, conv states, keys and values, and the committed length.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -101,6 +127,10 @@ pub trait Target: Send {
     fn commit_beside(&mut self, paths: &[Vec<usize>]) -> Result<()> {
         self.commit(paths)
     }
+    /// Reads and commits parts of prompts, of one slot each. On an error the slots of all chunks hold nothing that can be used: reset them.
+    fn prefill(&mut self, chunks: &[PromptChunk]) -> Result<Prefilled> {
+        prefill_by_slices(self, chunks)
+    }
     /// Saves a slot.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved sequence into a slot.
@@ -109,4 +139,35 @@ pub trait Target: Send {
     fn pass_counts(&self) -> PassCounts {
         PassCounts::default()
     }
+}
+
+/// [`Target::prefill`] by verify passes over chains, and their commits.
+pub(crate) fn prefill_by_slices<T: Target + ?Sized>(
+    target: &mut T,
+    chunks: &[PromptChunk],
+) -> Result<Prefilled> {
+    let (mut cu_rows, mut logit_rows) = (vec![0i32], vec![0]);
+    let (mut logits, mut features, mut wanted) = (Vec::new(), Vec::new(), 0);
+    for chunk in chunks {
+        let mut left = chunk.tokens.len();
+        for tokens in chunk.tokens.chunks(DraftTree::MAX_NODES) {
+            left -= tokens.len();
+            let rows =
+                if left > 0 && chunk.logits == LogitRows::Last { LogitRows::None } else { chunk.logits };
+            let tree = DraftTree::chain(tokens.len())?;
+            let stream = VerifyStream { slot: chunk.slot, tokens: tokens.to_vec(), tree, logits: rows };
+            let verified = target.verify(&[stream])?;
+            target.commit(&[(0..tokens.len()).collect()])?;
+            wanted += verified.logit_rows.last().copied().unwrap_or(0);
+            logits.extend(verified.logits);
+            features.extend(verified.features);
+        }
+        cu_rows.push(cu_rows[cu_rows.len() - 1] + chunk.tokens.len() as i32);
+        logit_rows.push(wanted);
+    }
+    let joined = |rows: Vec<Tensor>| (!rows.is_empty()).then(|| Tensor::cat(&rows, 0)).transpose();
+    if !chunks.iter().any(|chunk| chunk.features) {
+        features.clear();
+    }
+    Ok(Prefilled { cu_rows, logits: joined(logits)?, logit_rows, features: joined(features)? })
 }

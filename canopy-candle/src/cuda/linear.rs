@@ -116,7 +116,7 @@ impl CustomOp1 for Product<'_> {
         let (y, stream) = (pack.as_view_mut(), device.cuda_stream());
         if x.dtype() == DType::BF16 {
             let x = view::<half::bf16>(name, x, layout)?;
-            launch::forward_bf16(&stream, &mut weight, x, &mut scratch, &starts, y).wrap()?;
+            launch::forward_bf16(&stream, &mut weight, self.rounding, x, &mut scratch, &starts, y).wrap()?;
         } else {
             let x = view::<f32>(name, x, layout)?;
             launch::forward(&stream, &mut weight, self.rounding, x, &mut scratch, &starts, y).wrap()?;

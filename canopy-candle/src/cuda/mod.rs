@@ -97,3 +97,24 @@ pub(crate) fn upload<T>(
         _ => Ok(None),
     }
 }
+
+/// [`crate::profiled`] on CUDA.
+pub(crate) fn profiled<T, E: From<candle_core::Error>>(
+    device: &CudaDevice,
+    work: impl FnOnce() -> std::result::Result<T, E>,
+) -> std::result::Result<(T, Vec<crate::KernelTime>), E> {
+    use canopy_kernels::cuda::profile;
+
+    // the kernels' errors do not become the caller's: its own are carried beside
+    let mut value = None;
+    let ran = profile::profiled(&device.cuda_stream(), || {
+        value = Some(work());
+        Ok::<_, canopy_kernels::Error>(())
+    });
+    let ((), times) = ran.wrap()?;
+    let time = |profile::KernelTime { symbol, launches, us }| crate::KernelTime { symbol, launches, us };
+    match value {
+        Some(value) => Ok((value?, times.into_iter().map(time).collect())),
+        None => Err(candle_core::Error::Msg("profile: the work did not run".into()).into()),
+    }
+}

@@ -1,9 +1,12 @@
 //! RMS norms.
 
 #[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
+use std::cell::RefCell;
+
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, Storage, op::BackpropOp};
 use canopy_kernels::glue::cpu::{self as kernel, Norm};
 #[cfg(feature = "cuda")]
 use canopy_kernels::glue::launch;
@@ -53,13 +56,25 @@ impl NormKind {
 /// # Errors
 /// A weight of another width, a dtype that is not a float, or two devices.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32, kind: NormKind) -> Result<Tensor> {
+    rms_norm_to(x, weight, eps, kind, x.dtype())
+}
+
+/// [`rms_norm`] in another dtype, as [`swiglu_to`](super::swiglu_to).
+///
+/// # Errors
+/// Those of [`rms_norm`], and a dtype that is not a float.
+pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, kind: NormKind, dtype: DType) -> Result<Tensor> {
     check_devices(RMS, x.device(), &[("weight", weight)])?;
-    row_major(x)?.apply_op2_no_bwd(&row_major(weight)?, &RmsNorm { eps, kind }).and_then(kept)
+    if dtype != x.dtype() {
+        arg(RMS, "dtype").float(dtype)?;
+    }
+    row_major(x)?.apply_op2_no_bwd(&row_major(weight)?, &RmsNorm { eps, kind, dtype }).and_then(kept)
 }
 
 struct RmsNorm {
     eps: f32,
     kind: NormKind,
+    dtype: DType,
 }
 
 /// The weight spans the last dimension.
@@ -81,12 +96,11 @@ impl CustomOp2 for RmsNorm {
         w_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         check_weight(arg(RMS, "weight"), w_l, x_l)?;
-        let dtype = x.dtype();
         let x = values(arg(RMS, "x"), x, x_l)?;
         let weight = values(arg(RMS, "weight"), w, w_l)?;
         let mut out = vec![0f32; x.len()];
         kernel::rms_norm(self.kind.norm(&weight, self.eps), &x, &mut out).wrap()?;
-        Ok((storage_from(out, dtype), x_l.shape().clone()))
+        Ok((storage_from(out, self.dtype), x_l.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -101,9 +115,20 @@ impl CustomOp2 for RmsNorm {
         let (device, rows) = (x.device(), cuda::glue::whole(arg(RMS, "x"), x, x_l)?);
         let weight = cuda::glue::whole(arg(RMS, "weight"), w, w_l)?;
         let norm = cuda::glue::norm(self.kind, &weight, self.eps);
-        let mut out = cuda::output::<f32>(device, rows.len())?;
-        launch::rms_norm(&device.cuda_stream(), norm, &rows, &mut out.slice_mut(..rows.len())).wrap()?;
-        Ok(cuda::storage(device, out, x_l.shape().clone()))
+        let (stream, len) = (device.cuda_stream(), rows.len());
+        Ok(match self.dtype {
+            DType::BF16 => {
+                let mut out = cuda::output::<half::bf16>(device, len)?;
+                launch::rms_norm(&stream, norm, &rows, &mut out.slice_mut(..len)).wrap()?;
+                cuda::storage(device, out, x_l.shape().clone())
+            }
+            DType::F32 => {
+                let mut out = cuda::output::<f32>(device, len)?;
+                launch::rms_norm(&stream, norm, &rows, &mut out.slice_mut(..len)).wrap()?;
+                cuda::storage(device, out, x_l.shape().clone())
+            }
+            other => return arg(RMS, "dtype").no_kernel(other),
+        })
     }
 }
 
@@ -137,6 +162,87 @@ pub fn add_rms_norm(
     let pack = pack.and_then(kept)?;
     let mut views = PlaneViews::new(&pack);
     Ok((views.take(x.shape())?, views.take(x.shape())?))
+}
+
+/// [`add_rms_norm`] with the norm in `dtype`, as [`swiglu_to`](super::swiglu_to); the sum stays in x's dtype.
+///
+/// # Errors
+/// Those of [`add_rms_norm`], and a dtype that is not a float.
+pub fn add_rms_norm_to(
+    x: &Tensor,
+    residual: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    kind: NormKind,
+    dtype: DType,
+) -> Result<(Tensor, Tensor)> {
+    if dtype != x.dtype() {
+        arg(ADD_RMS, "dtype").float(dtype)?;
+    }
+    #[cfg(feature = "cuda")]
+    if dtype == DType::BF16 && x.dtype() == DType::F32 && x.device().is_cuda() {
+        check_devices(ADD_RMS, x.device(), &[("residual", residual), ("weight", weight)])?;
+        let op = AddRmsNormBf16 { eps, kind, normed: RefCell::new(None) };
+        let sum = row_major(x)?.apply_op3_no_bwd(&row_major(residual)?, &row_major(weight)?, &op);
+        let sum = sum.and_then(kept)?;
+        let Some(normed) = op.normed.into_inner() else {
+            return arg(ADD_RMS, "x").refuse(format_args!("a tensor on CUDA"), format_args!("another"));
+        };
+        let normed = Tensor::from_storage(Storage::Cuda(normed), x.shape(), BackpropOp::none(), false);
+        return Ok((sum, kept(normed)?));
+    }
+    let (sum, normed) = add_rms_norm(x, residual, weight, eps, kind)?;
+    Ok((sum, normed.to_dtype(dtype)?))
+}
+
+/// The op of [`add_rms_norm_to`] on CUDA: gives the sum, and leaves the norm beside it.
+#[cfg(feature = "cuda")]
+struct AddRmsNormBf16 {
+    eps: f32,
+    kind: NormKind,
+    normed: RefCell<Option<CudaStorage>>,
+}
+
+#[cfg(feature = "cuda")]
+impl CustomOp3 for AddRmsNormBf16 {
+    fn name(&self) -> &'static str {
+        ADD_RMS
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        arg(ADD_RMS, "x").cuda_only()
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_l: &Layout,
+        residual: &CudaStorage,
+        residual_l: &Layout,
+        w: &CudaStorage,
+        w_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        check_weight(arg(ADD_RMS, "weight"), w_l, x_l)?;
+        arg(ADD_RMS, "residual").shape(residual_l, x_l.dims())?;
+        let (device, rows) = (x.device(), cuda::glue::whole(arg(ADD_RMS, "x"), x, x_l)?);
+        let residual = cuda::glue::whole(arg(ADD_RMS, "residual"), residual, residual_l)?;
+        let weight = cuda::glue::whole(arg(ADD_RMS, "weight"), w, w_l)?;
+        let (norm, len) = (cuda::glue::norm(self.kind, &weight, self.eps), rows.len());
+        let mut sum = cuda::output::<f32>(device, len)?;
+        let mut out = cuda::output::<half::bf16>(device, len)?;
+        let outs = (&mut sum.slice_mut(..len), &mut out.slice_mut(..len));
+        launch::add_rms_norm(&device.cuda_stream(), norm, [&rows, &residual], outs.0, outs.1).wrap()?;
+        *self.normed.borrow_mut() = Some(cuda::storage(device, out, x_l.shape().clone()).0);
+        Ok(cuda::storage(device, sum, x_l.shape().clone()))
+    }
 }
 
 struct AddRmsNorm {
@@ -192,8 +298,8 @@ impl CustomOp3 for AddRmsNorm {
         let mut pack = cuda::output::<f32>(device, planes::elem_count(&lens))?;
         let [sum, out] = planes::ranges(lens);
         let (mut head, mut tail) = pack.split_at_mut(out.start);
-        let outs = [&mut head.slice_mut(sum), &mut tail.slice_mut(..out.len())];
-        launch::add_rms_norm(&device.cuda_stream(), norm, [&rows, &residual], outs).wrap()?;
+        let (sum, out) = (&mut head.slice_mut(sum), &mut tail.slice_mut(..out.len()));
+        launch::add_rms_norm(&device.cuda_stream(), norm, [&rows, &residual], sum, out).wrap()?;
         let len = planes::elem_count(&lens);
         Ok(cuda::storage(device, pack, len))
     }
@@ -217,12 +323,26 @@ impl CustomOp3 for AddRmsNorm {
 /// # Errors
 /// A shape that differs from the above, a dtype that is not a float, or two devices.
 pub fn gated_rms_norm(o: &Tensor, z: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    gated_rms_norm_to(o, z, weight, eps, z.dtype())
+}
+
+/// [`gated_rms_norm`] in another dtype, as [`swiglu_to`](super::swiglu_to).
+///
+/// # Errors
+/// Those of [`gated_rms_norm`], and a dtype that is not a float.
+pub fn gated_rms_norm_to(o: &Tensor, z: &Tensor, weight: &Tensor, eps: f32, dtype: DType) -> Result<Tensor> {
     check_devices(GATED, o.device(), &[("z", z), ("weight", weight)])?;
-    row_major(o)?.apply_op3_no_bwd(&row_pieces(z)?, &row_major(weight)?, &GatedRmsNorm { eps }).and_then(kept)
+    if dtype != z.dtype() {
+        arg(GATED, "dtype").float(dtype)?;
+    }
+    row_major(o)?
+        .apply_op3_no_bwd(&row_pieces(z)?, &row_major(weight)?, &GatedRmsNorm { eps, dtype })
+        .and_then(kept)
 }
 
 struct GatedRmsNorm {
     eps: f32,
+    dtype: DType,
 }
 
 impl GatedRmsNorm {
@@ -252,13 +372,12 @@ impl CustomOp3 for GatedRmsNorm {
         w_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         Self::check(o_l, z_l, w_l)?;
-        let dtype = z.dtype();
         let o = values(arg(GATED, "o"), o, o_l)?;
         let z = values(arg(GATED, "z"), z, z_l)?;
         let weight = values(arg(GATED, "weight"), w, w_l)?;
         let mut out = vec![0f32; o.len()];
         kernel::gated_rms_norm(NormKind::Plain.norm(&weight, self.eps), &o, &z, &mut out).wrap()?;
-        Ok((storage_from(out, dtype), z_l.shape().clone()))
+        Ok((storage_from(out, self.dtype), z_l.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -276,10 +395,21 @@ impl CustomOp3 for GatedRmsNorm {
         let z = cuda::glue::rows(arg(GATED, "z"), z, z_l)?;
         let weight = cuda::glue::whole(arg(GATED, "weight"), w, w_l)?;
         let norm = cuda::glue::norm(NormKind::Plain, &weight, self.eps);
-        let mut out = cuda::output::<f32>(device, rows.len())?;
-        let stream = device.cuda_stream();
-        launch::gated_rms_norm(&stream, norm, heads, &rows, z.rows(), &mut out.slice_mut(..rows.len()))
-            .wrap()?;
-        Ok(cuda::storage(device, out, z_l.shape().clone()))
+        let (stream, len) = (device.cuda_stream(), rows.len());
+        Ok(match self.dtype {
+            DType::BF16 => {
+                let mut out = cuda::output::<half::bf16>(device, len)?;
+                let outs = &mut out.slice_mut(..len);
+                launch::gated_rms_norm(&stream, norm, heads, &rows, z.rows(), outs).wrap()?;
+                cuda::storage(device, out, z_l.shape().clone())
+            }
+            DType::F32 => {
+                let mut out = cuda::output::<f32>(device, len)?;
+                let outs = &mut out.slice_mut(..len);
+                launch::gated_rms_norm(&stream, norm, heads, &rows, z.rows(), outs).wrap()?;
+                cuda::storage(device, out, z_l.shape().clone())
+            }
+            other => return arg(GATED, "dtype").no_kernel(other),
+        })
     }
 }

@@ -1,9 +1,8 @@
 //! The MLP's gate.
 
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 #[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::{CudaStorage, backend::BackendStorage};
 use canopy_kernels::glue::cpu as kernel;
 #[cfg(feature = "cuda")]
 use canopy_kernels::glue::launch;
@@ -34,11 +33,24 @@ const OP: &str = "swiglu";
 /// # Errors
 /// Shapes that differ, a dtype that is not a float, or two devices.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    check_devices(OP, gate.device(), &[("up", up)])?;
-    row_pieces(gate)?.apply_op2_no_bwd(&row_pieces(up)?, &Swiglu).and_then(kept)
+    swiglu_to(gate, up, gate.dtype())
 }
 
-struct Swiglu;
+/// [`swiglu`] in another dtype: f32, or bf16 as products take it that round their rows ([`PackedLinear::rows_dtype`](crate::PackedLinear::rows_dtype)).
+///
+/// # Errors
+/// Those of [`swiglu`], and a dtype that is not a float.
+pub fn swiglu_to(gate: &Tensor, up: &Tensor, dtype: DType) -> Result<Tensor> {
+    check_devices(OP, gate.device(), &[("up", up)])?;
+    if dtype != gate.dtype() {
+        arg(OP, "dtype").float(dtype)?;
+    }
+    row_pieces(gate)?.apply_op2_no_bwd(&row_pieces(up)?, &Swiglu { dtype }).and_then(kept)
+}
+
+struct Swiglu {
+    dtype: DType,
+}
 
 impl CustomOp2 for Swiglu {
     fn name(&self) -> &'static str {
@@ -53,12 +65,11 @@ impl CustomOp2 for Swiglu {
         up_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         arg(OP, "up").shape(up_l, gate_l.dims())?;
-        let dtype = gate.dtype();
         let gate = values(arg(OP, "gate"), gate, gate_l)?;
         let up = values(arg(OP, "up"), up, up_l)?;
         let mut out = vec![0f32; gate.len()];
         kernel::swiglu(&gate, &up, &mut out).wrap()?;
-        Ok((storage_from(out, dtype), gate_l.shape().clone()))
+        Ok((storage_from(out, self.dtype), gate_l.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -75,8 +86,19 @@ impl CustomOp2 for Swiglu {
         let up = cuda::glue::rows(arg(OP, "up"), up, up_l)?;
         let width = matrix(gate_l).map_or(0, |(_, width, _)| width);
         let len = gate_l.shape().elem_count();
-        let (mut out, stream) = (cuda::output::<f32>(device, len)?, device.cuda_stream());
-        launch::swiglu(&stream, width, gate.rows(), up.rows(), &mut out.slice_mut(..len)).wrap()?;
-        Ok(cuda::storage(device, out, gate_l.shape().clone()))
+        let stream = device.cuda_stream();
+        Ok(match self.dtype {
+            DType::BF16 => {
+                let mut out = cuda::output::<half::bf16>(device, len)?;
+                launch::swiglu(&stream, width, gate.rows(), up.rows(), &mut out.slice_mut(..len)).wrap()?;
+                cuda::storage(device, out, gate_l.shape().clone())
+            }
+            DType::F32 => {
+                let mut out = cuda::output::<f32>(device, len)?;
+                launch::swiglu(&stream, width, gate.rows(), up.rows(), &mut out.slice_mut(..len)).wrap()?;
+                cuda::storage(device, out, gate_l.shape().clone())
+            }
+            other => return arg(OP, "dtype").no_kernel(other),
+        })
     }
 }

@@ -1,10 +1,13 @@
 //! The CUDA half: loaded kernels, trees and paths on a device.
 
+mod chains;
 pub(crate) mod early;
 mod module;
+pub mod profile;
 mod tree;
 mod words;
 
+pub use chains::ChainsOnDevice;
 #[cfg(feature = "controls")]
 pub(crate) use module::controls;
 pub use module::{BUILT_ARCHS, Kernels, has_driver};

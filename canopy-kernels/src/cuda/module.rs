@@ -70,6 +70,7 @@ impl Kernels {
     /// The entry point `symbol` of `image` (room/file), allowed all the shared memory that a block of this device may have. The
     /// allowance belongs to the function, which every stream and thread shares, so it is set once.
     pub fn function(&self, op: &'static str, image: &str, symbol: &'static str) -> Result<CudaFunction> {
+        super::profile::mark(symbol)?;
         let mut functions = self.functions.lock().expect("no holder of this lock panics");
         if let Some(function) = functions.get(symbol) {
             return Ok(function.clone());

@@ -61,6 +61,11 @@ impl TreeLayout {
         Self::with(batch, Schedule::for_tree, vec![true; batch.sequences()], words)
     }
 
+    /// The lists alone, without plans: for attention, which solves nothing.
+    pub fn unsolved(batch: &TreeBatch, words: &mut Words) -> Self {
+        Self::of(batch, vec![None; batch.sequences()], vec![true; batch.sequences()], words)
+    }
+
     /// [`Self::new`] of the sequences that [`TreeOnDevice::part`] keeps.
     ///
     /// # Errors
@@ -76,6 +81,12 @@ impl TreeLayout {
         kept: Vec<bool>,
         words: &mut Words,
     ) -> Self {
+        let plan = |(tree, &kept): (&DraftTree, &bool)| kept.then(|| Plan::new(tree, schedule(tree)));
+        let plans = batch.trees().iter().zip(&kept).map(plan).collect();
+        Self::of(batch, plans, kept, words)
+    }
+
+    fn of(batch: &TreeBatch, plans: Vec<Option<Plan>>, kept: Vec<bool>, words: &mut Words) -> Self {
         let (mut parents, mut sequence, mut mask) = (Vec::new(), Vec::new(), Vec::<u32>::new());
         for (b, (_, tree, _)) in batch.iter().enumerate() {
             let first = mask.len();
@@ -91,8 +102,6 @@ impl TreeLayout {
             sequence.extend(std::iter::repeat_n(b as i32, tree.len()));
         }
         let own = || batch.trees().iter().zip(&kept);
-        let plans: Vec<Option<Plan>> =
-            own().map(|(tree, &kept)| kept.then(|| Plan::new(tree, schedule(tree)))).collect();
         let words_of = |plan: &Option<Plan>| plan.as_ref().map_or(0, |plan| plan.words().len());
         let slot = |(&slot, &kept): (&i32, &bool)| if kept { slot } else { -2 };
         let mut plan_at = vec![0i32];

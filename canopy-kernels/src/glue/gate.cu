@@ -4,9 +4,8 @@
 
 using namespace canopy;
 
-extern "C" __global__ void __launch_bounds__(256)
-    glue_swiglu(uint32_t width, uint32_t gate_stride, uint32_t up_stride, const float* __restrict__ gate, const float* __restrict__ up,
-                float* __restrict__ out) {
+template <typename Out>
+__device__ __forceinline__ void swiglu(uint32_t width, uint32_t gate_stride, uint32_t up_stride, const float* gate, const float* up, Out* out) {
     take_turn();
     const uint32_t at = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
     if (at >= width) return;
@@ -18,10 +17,20 @@ extern "C" __global__ void __launch_bounds__(256)
     float4 y = planted_swallow(silu(load_quad(gate, at, width, whole)) * u);
     y.x = planted_ulp(y.x);
     if (CANOPY_FAULT(gap) && blockIdx.x + 1 == gridDim.x) return;
-    if (CANOPY_FAULT(overrun) && blockIdx.x + 1 == gridDim.x) out[width] = 0.f;
+    if (CANOPY_FAULT(overrun) && blockIdx.x + 1 == gridDim.x) store(out + width, 0.f);
     if (blockIdx.x == 0 && at == 0) planted_touch(up);
     store_quad(out, at, width, whole, y);
 }
+
+#define CANOPY_SWIGLU(NAME, OUT)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(256)                                                                          \
+        NAME(uint32_t width, uint32_t gate_stride, uint32_t up_stride, const float* __restrict__ gate,                         \
+             const float* __restrict__ up, OUT* __restrict__ out) {                                                            \
+        swiglu<OUT>(width, gate_stride, up_stride, gate, up, out);                                                             \
+    }
+
+CANOPY_SWIGLU(glue_swiglu, float)
+CANOPY_SWIGLU(glue_swiglu_bf16, __nv_bfloat16)
 
 // Quads never cross a head; the gate follows its head's query in q_proj.
 template <typename T>

@@ -17,6 +17,20 @@ mod rope;
 pub use pool::{Destinations, PoolElement, attn_gate, kv_append, kv_append_pair};
 pub use rope::{QkNormRope, qk_norm_rope, qk_norm_rope_append};
 
+/// What rows may come out as: products that round their rows take bf16 ones as they are.
+pub trait RowElement: DeviceRepr {
+    /// Its place among symbols.
+    const PLACE: usize;
+}
+
+impl RowElement for f32 {
+    const PLACE: usize = 0;
+}
+
+impl RowElement for half::bf16 {
+    const PLACE: usize = 1;
+}
+
 /// An RMSNorm on a device; as [`super::cpu::Norm`].
 #[derive(Clone, Copy)]
 pub struct Norm<'a> {
@@ -133,11 +147,11 @@ fn norm_launch(
 ///
 /// # Errors
 /// Any wrong length, or a width beyond 16,384, before the launch.
-pub fn rms_norm(
+pub fn rms_norm<Out: RowElement>(
     stream: &Arc<CudaStream>,
     norm: Norm<'_>,
     x: &CudaView<'_, f32>,
-    out: &mut CudaViewMut<'_, f32>,
+    out: &mut CudaViewMut<'_, Out>,
 ) -> Result<()> {
     const OP: &str = "rms-norm";
     let width = norm.weight.len();
@@ -147,8 +161,11 @@ pub fn rms_norm(
     if rows == 0 {
         return Ok(());
     }
-    let symbols = ["glue_rms_norm_w1", "glue_rms_norm_w16", "glue_rms_norm_w32"];
-    let (symbol, args, config) = norm_launch(OP, symbols, norm, rows)?;
+    let symbols = [
+        ["glue_rms_norm_w1", "glue_rms_norm_w16", "glue_rms_norm_w32"],
+        ["glue_rms_norm_bf16_w1", "glue_rms_norm_bf16_w16", "glue_rms_norm_bf16_w32"],
+    ];
+    let (symbol, args, config) = norm_launch(OP, symbols[Out::PLACE], norm, rows)?;
     let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
     launch.value(&args).read(x).read(norm.weight).write(out);
     // SAFETY: lengths checked above; every element of out is written.
@@ -159,11 +176,12 @@ pub fn rms_norm(
 ///
 /// # Errors
 /// As [`rms_norm`].
-pub fn add_rms_norm(
+pub fn add_rms_norm<Out: RowElement>(
     stream: &Arc<CudaStream>,
     norm: Norm<'_>,
     [x, residual]: [&CudaView<'_, f32>; 2],
-    [sum, out]: [&mut CudaViewMut<'_, f32>; 2],
+    sum: &mut CudaViewMut<'_, f32>,
+    out: &mut CudaViewMut<'_, Out>,
 ) -> Result<()> {
     const OP: &str = "add-rms-norm";
     let width = norm.weight.len();
@@ -175,8 +193,11 @@ pub fn add_rms_norm(
     if rows == 0 {
         return Ok(());
     }
-    let symbols = ["glue_add_rms_norm_w1", "glue_add_rms_norm_w16", "glue_add_rms_norm_w32"];
-    let (symbol, args, config) = norm_launch(OP, symbols, norm, rows)?;
+    let symbols = [
+        ["glue_add_rms_norm_w1", "glue_add_rms_norm_w16", "glue_add_rms_norm_w32"],
+        ["glue_add_rms_norm_bf16_w1", "glue_add_rms_norm_bf16_w16", "glue_add_rms_norm_bf16_w32"],
+    ];
+    let (symbol, args, config) = norm_launch(OP, symbols[Out::PLACE], norm, rows)?;
     let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
     launch.value(&args).read(x).read(residual).read(norm.weight).write(sum).write(out);
     // SAFETY: lengths checked above; every element of sum and out is written.
@@ -187,13 +208,13 @@ pub fn add_rms_norm(
 ///
 /// # Errors
 /// As [`rms_norm`], and no heads.
-pub fn gated_rms_norm(
+pub fn gated_rms_norm<Out: RowElement>(
     stream: &Arc<CudaStream>,
     norm: Norm<'_>,
     heads: usize,
     o: &CudaView<'_, f32>,
     z: Rows<'_>,
-    out: &mut CudaViewMut<'_, f32>,
+    out: &mut CudaViewMut<'_, Out>,
 ) -> Result<()> {
     const OP: &str = "gated-rms-norm";
     let width = norm.weight.len();
@@ -208,8 +229,11 @@ pub fn gated_rms_norm(
     if rows == 0 {
         return Ok(());
     }
-    let symbols = ["glue_gated_rms_norm_w1", "glue_gated_rms_norm_w16", "glue_gated_rms_norm_w32"];
-    let (symbol, args, config) = norm_launch(OP, symbols, norm, rows * heads)?;
+    let symbols = [
+        ["glue_gated_rms_norm_w1", "glue_gated_rms_norm_w16", "glue_gated_rms_norm_w32"],
+        ["glue_gated_rms_norm_bf16_w1", "glue_gated_rms_norm_bf16_w16", "glue_gated_rms_norm_bf16_w32"],
+    ];
+    let (symbol, args, config) = norm_launch(OP, symbols[Out::PLACE], norm, rows * heads)?;
     let args = NormArgs { heads: heads as u32, gate_stride: z.stride as u32, ..args };
     let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
     launch.value(&args).read(o).read(z.data).read(norm.weight).write(out);
@@ -221,12 +245,12 @@ pub fn gated_rms_norm(
 ///
 /// # Errors
 /// Any wrong length, before the launch.
-pub fn swiglu(
+pub fn swiglu<Out: RowElement>(
     stream: &Arc<CudaStream>,
     width: usize,
     gate: Rows<'_>,
     up: Rows<'_>,
-    out: &mut CudaViewMut<'_, f32>,
+    out: &mut CudaViewMut<'_, Out>,
 ) -> Result<()> {
     const OP: &str = "swiglu";
     let rows = rows_of(OP, "out", out.len(), width)?;
@@ -236,7 +260,7 @@ pub fn swiglu(
         return Ok(());
     }
     let (columns, gate_stride, up_stride) = (width as u32, gate.stride as u32, up.stride as u32);
-    let mut launch = Launch::new(stream, OP, "glue/gate", "glue_swiglu")?;
+    let mut launch = Launch::new(stream, OP, "glue/gate", ["glue_swiglu", "glue_swiglu_bf16"][Out::PLACE])?;
     launch.value(&columns).value(&gate_stride).value(&up_stride).read(gate.data).read(up.data).write(out);
     // SAFETY: lengths checked above; every element of out is written.
     unsafe { launch.launch(quads(rows, width.div_ceil(4), 1)) }

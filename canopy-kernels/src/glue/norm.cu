@@ -25,9 +25,9 @@ __device__ __forceinline__ float team_sum(float x) {
 }
 
 // Every load of a row is under way before the first is used. `other` is the residual of add and z of gated; `sum` is add's alone.
-template <int Warps, Step S, bool Whole>
+template <int Warps, Step S, bool Whole, typename Out>
 __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, const float* other, const float* weight, float* sum,
-                                            float* out) {
+                                            Out* out) {
     constexpr uint32_t team = Warps * 32;
     // Gated rows are heads, one warp each; larger teams would run out of registers.
     constexpr bool late = S == Step::gated && Warps > 1, latest = late && Warps == 32;
@@ -62,13 +62,13 @@ __device__ __forceinline__ void norm_row_as(const NormArgs& a, const float* x, c
     }
 }
 
-template <int Warps, Step S>
+template <int Warps, Step S, typename Out>
 __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, const float* other, const float* weight, float* sum,
-                                         float* out) {
+                                         Out* out) {
     take_turn();
     const uint32_t row = Warps == 1 ? blockIdx.x * kRowsOfCta + threadIdx.x / 32 : blockIdx.x;
     if (row >= a.rows || (CANOPY_FAULT(gap) && row + 1 == a.rows)) return;
-    if (CANOPY_FAULT(overrun)) out[(size_t)a.rows * a.width] = 0.f;
+    if (CANOPY_FAULT(overrun)) store(out + (size_t)a.rows * a.width, 0.f);
     if (row == 0 && threadIdx.x == 0) planted_touch(weight);
     const size_t first = (size_t)row * a.width;
     x += first;
@@ -87,21 +87,26 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, cons
 
 }  // namespace canopy
 
-#define CANOPY_NORMS(WARPS, THREADS)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) glue_rms_norm_w##WARPS(                                            \
-        canopy::NormArgs a, const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out) {        \
+// NAME_w1, NAME_w16 ... of one output type.
+#define CANOPY_NORMS_TO(TYPE, SUFFIX, WARPS, THREADS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) glue_rms_norm##SUFFIX##_w##WARPS(                                  \
+        canopy::NormArgs a, const float* __restrict__ x, const float* __restrict__ weight, TYPE* __restrict__ out) {         \
         canopy::norm_row<WARPS, canopy::Step::plain>(a, x, nullptr, weight, nullptr, out);                                   \
     }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                    \
-        glue_add_rms_norm_w##WARPS(canopy::NormArgs a, const float* __restrict__ x, const float* __restrict__ residual,      \
-                                   const float* __restrict__ weight, float* __restrict__ sum, float* __restrict__ out) {     \
+    extern "C" __global__ void __launch_bounds__(THREADS) glue_add_rms_norm##SUFFIX##_w##WARPS(                              \
+        canopy::NormArgs a, const float* __restrict__ x, const float* __restrict__ residual,                                 \
+        const float* __restrict__ weight, float* __restrict__ sum, TYPE* __restrict__ out) {                                 \
         canopy::norm_row<WARPS, canopy::Step::add>(a, x, residual, weight, sum, out);                                        \
     }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                    \
-        glue_gated_rms_norm_w##WARPS(canopy::NormArgs a, const float* __restrict__ o, const float* __restrict__ z,           \
-                                     const float* __restrict__ weight, float* __restrict__ out) {                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) glue_gated_rms_norm##SUFFIX##_w##WARPS(                            \
+        canopy::NormArgs a, const float* __restrict__ o, const float* __restrict__ z, const float* __restrict__ weight,      \
+        TYPE* __restrict__ out) {                                                                                            \
         canopy::norm_row<WARPS, canopy::Step::gated>(a, o, z, weight, nullptr, out);                                         \
     }
+
+#define CANOPY_NORMS(WARPS, THREADS)             \
+    CANOPY_NORMS_TO(float, , WARPS, THREADS)     \
+    CANOPY_NORMS_TO(__nv_bfloat16, _bf16, WARPS, THREADS)
 
 CANOPY_NORMS(1, 128)
 CANOPY_NORMS(16, 512)

@@ -30,6 +30,19 @@ __device__ __forceinline__ void store_quad(float* row, uint32_t at, uint32_t wid
     if (at + 3 < width) row[at + 3] = x.w;
 }
 
+__device__ __forceinline__ void store_quad(__nv_bfloat16* row, uint32_t at, uint32_t width, bool whole, float4 x) {
+    if (whole) {
+        if (at >= width) return;
+        reinterpret_cast<__nv_bfloat162*>(row + at)[0] = __floats2bfloat162_rn(x.x, x.y);
+        reinterpret_cast<__nv_bfloat162*>(row + at)[1] = __floats2bfloat162_rn(x.z, x.w);
+        return;
+    }
+    if (at < width) store(row + at, x.x);
+    if (at + 1 < width) store(row + at + 1, x.y);
+    if (at + 2 < width) store(row + at + 2, x.z);
+    if (at + 3 < width) store(row + at + 3, x.w);
+}
+
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 __device__ __forceinline__ float4 operator*(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
 

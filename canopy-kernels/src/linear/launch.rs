@@ -38,6 +38,9 @@ pub enum Rounding {
     Split,
     /// Rounded to bf16, as bf16 models are run elsewhere: half the work where rows are many.
     Bf16,
+    /// As [`Self::Bf16`], each output summed in one piece where the device and the weight have that kernel: for hundreds of rows. A row's bits
+    /// then are others than by [`Self::Bf16`], and do not depend on its company either.
+    Whole,
 }
 
 /// Rows of a row tile and its kernels for [`Rounding::Split`] and [`Rounding::Bf16`], smallest first.
@@ -301,8 +304,8 @@ pub fn forward(
 ) -> Result<()> {
     let shape = &weight.shape;
     let rows = check(weight, x.len(), scratch.len(), starts, y.len())?;
-    if rounding == Rounding::Bf16 && warpgroup::takes(&*Kernels::on(stream.context())?, shape) {
-        return warpgroup::forward(stream, weight, Source::F32(&x), scratch, starts, &mut y);
+    if rounding != Rounding::Split && warpgroup::takes(&*Kernels::on(stream.context())?, shape) {
+        return on_warpgroups(stream, weight, rounding, Source::F32(&x), scratch, starts, &mut y);
     }
     let (tile, [split, bf16]) = weight.kernel(rows);
     let (symbol, parts) = if rounding == Rounding::Split { (split, 2) } else { (bf16, 1) };
@@ -331,12 +334,14 @@ pub fn forward(
 }
 
 /// [`forward`] of bf16 rows where [`WeightOnDevice::takes_bf16`]: the bits that the same rows have in f32, without the launch that rounds them.
+/// [`Rounding::Split`] is no other than [`Rounding::Bf16`] here.
 ///
 /// # Errors
 /// Those of [`forward`]; a device or a weight that has no such kernel.
 pub fn forward_bf16(
     stream: &Arc<CudaStream>,
     weight: &mut WeightOnDevice,
+    rounding: Rounding,
     x: CudaView<'_, bf16>,
     scratch: &mut CudaSlice<f32>,
     starts: &[usize],
@@ -347,7 +352,23 @@ pub fn forward_bf16(
         let wanted = format!("rows of {} bf16 inputs on this device", weight.shape.inputs);
         return Err(Error::Unsupported { op: OP, wanted, built: "multiples of 8 on compute capability 9.0" });
     }
-    warpgroup::forward(stream, weight, Source::Bf16(&x), scratch, starts, &mut y)
+    on_warpgroups(stream, weight, rounding, Source::Bf16(&x), scratch, starts, &mut y)
+}
+
+/// The product by the kernels of compute capability 9.0, every argument checked.
+fn on_warpgroups(
+    stream: &Arc<CudaStream>,
+    weight: &mut WeightOnDevice,
+    rounding: Rounding,
+    x: Source<'_>,
+    scratch: &mut CudaSlice<f32>,
+    starts: &[usize],
+    y: &mut CudaViewMut<'_, f32>,
+) -> Result<()> {
+    match (rounding, &weight.packed) {
+        (Rounding::Whole, Packed::Bf16(_)) => warpgroup::whole(stream, weight, x, scratch, starts, y),
+        _ => warpgroup::forward(stream, weight, x, scratch, starts, y),
+    }
 }
 
 /// Checks the lengths of a product; returns its rows.

@@ -1,6 +1,7 @@
 //! CPU forward.
 
 use crate::error::{expect_len, expect_pool};
+use crate::gdn_prefill::Sequences;
 use crate::math::{mul_add, silu, vectorised};
 use crate::{AcceptedPaths, ConvDims, DraftTree, Error, Result, TreeBatch, team};
 
@@ -38,10 +39,55 @@ pub fn verify(
         let state = slot.map(|slot| &conv_state[slot * dims.state_len()..][..dims.state_len()]);
         sources.extend((0..tree.len()).map(|node| state.map(|state| taps(dims, tree, node, x, state))));
     }
+    run(channels, weight, &sources, out);
+    Ok(())
+}
+
+/// [`verify`] of long chains.
+///
+/// # Errors
+/// As [`verify`].
+pub fn forward_chains(
+    dims: ConvDims,
+    sequences: &Sequences,
+    x: &[f32],
+    weight: &[f32],
+    conv_state: &[f32],
+    out: &mut [f32],
+) -> Result<()> {
+    const OP: &str = "chain_conv";
+    let (rows, channels) = (sequences.rows(), dims.channels);
+    expect_len(OP, "x", &[rows, channels], x.len())?;
+    expect_len(OP, "weight", &[channels, ConvDims::WIDTH], weight.len())?;
+    expect_len(OP, "out", &[rows, channels], out.len())?;
+    sequences.check_slots(OP, expect_pool(OP, "conv_state", dims.state_len(), conv_state.len())?)?;
+
+    let mut sources = Vec::with_capacity(rows);
+    for (first, len, slot) in sequences.iter() {
+        let state = slot.map(|slot| &conv_state[slot * dims.state_len()..][..dims.state_len()]);
+        sources
+            .extend((0..len).map(|t| state.map(|state| chain_taps(dims, t, &x[first * channels..], state))));
+    }
+    run(channels, weight, &sources, out);
+    Ok(())
+}
+
+/// All rows of an output, on the team's threads.
+fn run(channels: usize, weight: &[f32], sources: &[Option<Sources<'_>>], out: &mut [f32]) {
     let piece = team::piece(out.len(), channels, PIECE);
     let parts = sources.chunks(piece / channels).zip(out.chunks_mut(piece));
     team::for_all(parts, |(sources, out)| convolve(weight, sources, out));
-    Ok(())
+}
+
+/// The raw rows that row `t` of a chain sees: those before it, then the conv state from its newest row on.
+fn chain_taps<'a>(dims: ConvDims, t: usize, x: &'a [f32], state: &'a [f32]) -> Sources<'a> {
+    std::array::from_fn(|tap| {
+        let (rows, row) = match (t + tap).checked_sub(ConvDims::STATE_ROWS) {
+            Some(row) => (x, row),
+            None => (state, t + tap),
+        };
+        &rows[row * dims.channels..][..dims.channels]
+    })
 }
 
 /// The raw rows that `node` sees: its parent chain, then the conv state from its newest row on.
@@ -113,6 +159,31 @@ pub fn commit(dims: ConvDims, paths: &AcceptedPaths, x: &[f32], conv_state: &mut
         for (to, &row) in state[kept..].chunks_exact_mut(channels).zip(new) {
             to.copy_from_slice(&x[row as usize * channels..][..channels]);
         }
+    }
+    Ok(())
+}
+
+/// [`commit`] of long chains.
+///
+/// # Errors
+/// As [`commit`].
+pub fn advance_chains(
+    dims: ConvDims,
+    sequences: &Sequences,
+    x: &[f32],
+    conv_state: &mut [f32],
+) -> Result<()> {
+    const OP: &str = "chain_conv advance";
+    let channels = dims.channels;
+    expect_len(OP, "x", &[sequences.rows(), channels], x.len())?;
+    sequences.check_slots(OP, expect_pool(OP, "conv_state", dims.state_len(), conv_state.len())?)?;
+    for (first, len, slot) in sequences.iter() {
+        let Some(slot) = slot else { continue };
+        let state = &mut conv_state[slot * dims.state_len()..][..dims.state_len()];
+        let new = len.min(ConvDims::STATE_ROWS) * channels;
+        state.copy_within(new.., 0);
+        let end = (first + len) * channels;
+        state[dims.state_len() - new..].copy_from_slice(&x[end - new..end]);
     }
     Ok(())
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig};
 
 use crate::cuda::early::Launch;
-use crate::cuda::{PathsOnDevice, TreeOnDevice};
+use crate::cuda::{ChainsOnDevice, DeviceList, PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
+use crate::gdn_prefill::Sequences;
 use crate::{AcceptedPaths, ConvDims, Error, Result, TreeBatch};
 
 /// An element type that the kernels are built for.
@@ -75,24 +76,73 @@ pub fn verify<T: Element, Out: OutputOf<T>>(
     batch: &TreeBatch,
     tree: &TreeOnDevice,
     inputs: [CudaView<'_, T>; 3],
-    mut out: CudaViewMut<'_, Out>,
+    out: CudaViewMut<'_, Out>,
 ) -> Result<()> {
     const OP: &str = "tree-conv-verify";
-    let [x, weight, conv_state] = inputs;
-    check_channels(OP, dims)?;
-    expect_len(OP, "x", &[batch.rows(), dims.channels], x.len())?;
-    expect_len(OP, "weight", &[dims.channels, ConvDims::WIDTH], weight.len())?;
-    expect_len(OP, "out", &[batch.rows(), dims.channels], out.len())?;
-    batch.check_slots(OP, pool_slots(OP, dims, conv_state.len())?)?;
-    if batch.rows() == 0 {
+    batch.check_slots(OP, pool_slots(OP, dims, inputs[2].len())?)?;
+    convolve(
+        stream,
+        OP,
+        dims,
+        batch.rows(),
+        [&tree.parents, &tree.sequence, &tree.cu_nodes, &tree.slots],
+        inputs,
+        out,
+    )
+}
+
+/// [`verify`] of long chains.
+///
+/// # Errors
+/// As [`verify`], and more than [`MOST_ROWS`] rows.
+pub fn forward_chains<T: Element, Out: OutputOf<T>>(
+    stream: &Arc<CudaStream>,
+    dims: ConvDims,
+    sequences: &Sequences,
+    chains: &ChainsOnDevice,
+    inputs: [CudaView<'_, T>; 3],
+    out: CudaViewMut<'_, Out>,
+) -> Result<()> {
+    const OP: &str = "chain-conv";
+    sequences.check_slots(OP, pool_slots(OP, dims, inputs[2].len())?)?;
+    let lists = [&chains.parents, &chains.sequence, &chains.cu_rows, &chains.slots];
+    convolve(stream, OP, dims, sequences.rows(), lists, inputs, out)
+}
+
+/// Rows of one launch at most.
+pub const MOST_ROWS: usize = 65_535;
+
+/// The launch over `rows` rows, by lists of parents, sequences, first rows and slots.
+fn convolve<T: Element, Out: OutputOf<T>>(
+    stream: &Arc<CudaStream>,
+    op: &'static str,
+    dims: ConvDims,
+    rows: usize,
+    [parents, sequence, cu_rows, slots]: [&DeviceList<i32>; 4],
+    [x, weight, conv_state]: [CudaView<'_, T>; 3],
+    mut out: CudaViewMut<'_, Out>,
+) -> Result<()> {
+    check_channels(op, dims)?;
+    expect_len(op, "x", &[rows, dims.channels], x.len())?;
+    expect_len(op, "weight", &[dims.channels, ConvDims::WIDTH], weight.len())?;
+    expect_len(op, "out", &[rows, dims.channels], out.len())?;
+    if rows > MOST_ROWS {
+        return Err(Error::Value {
+            op,
+            arg: "rows",
+            expected: format!("at most {MOST_ROWS}"),
+            got: rows.to_string(),
+        });
+    }
+    if rows == 0 {
         return Ok(());
     }
     let channels = dims.channels as u32;
-    let mut launch = Launch::new(stream, OP, "tree_conv/conv", Out::VERIFY)?;
-    launch.value(&channels).read(&x).read(&weight).read(&conv_state).read(&tree.parents).read(&tree.sequence);
-    launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut out);
-    // SAFETY: lengths and slots checked above; every element of out is written.
-    unsafe { launch.launch(grid(dims.channels, batch.rows())) }
+    let mut launch = Launch::new(stream, op, "tree_conv/conv", Out::VERIFY)?;
+    launch.value(&channels).read(&x).read(&weight).read(&conv_state).read(parents).read(sequence);
+    launch.read(cu_rows).read(slots).write(&mut out);
+    // SAFETY: lengths checked above, slots by the callers; every element of out is written.
+    unsafe { launch.launch(grid(dims.channels, rows)) }
 }
 
 /// Layers of one launch of [`commit`].
@@ -134,6 +184,43 @@ pub fn commit<T: Element>(
     if paths.rows().is_empty() {
         return Ok(());
     }
+    let lists = [&on_device.rows, &on_device.cu_rows, &on_device.slots];
+    keep_last(stream, OP, dims, (paths.slots().len(), lists), xs, conv_state)
+}
+
+/// [`commit`] of long chains in one layer, whose pool is `conv_state` `[slots, 3, C]`.
+///
+/// # Errors
+/// As [`commit`].
+pub fn advance_chains<T: Element>(
+    stream: &Arc<CudaStream>,
+    dims: ConvDims,
+    sequences: &Sequences,
+    chains: &ChainsOnDevice,
+    x: CudaView<'_, T>,
+    conv_state: &mut CudaViewMut<'_, T>,
+) -> Result<()> {
+    const OP: &str = "chain-conv-advance";
+    check_channels(OP, dims)?;
+    expect_len(OP, "x", &[sequences.rows(), dims.channels], x.len())?;
+    sequences.check_slots(OP, pool_slots(OP, dims, conv_state.len())?)?;
+    if sequences.rows() == 0 {
+        return Ok(());
+    }
+    let lists = [&chains.last, &chains.cu_last, &chains.slots];
+    keep_last(stream, OP, dims, (sequences.len(), lists), &[x], conv_state)
+}
+
+/// The launches over the layers of `xs`, by lists of path rows, where each sequence's begin, and slots.
+fn keep_last<T: Element>(
+    stream: &Arc<CudaStream>,
+    op: &'static str,
+    dims: ConvDims,
+    (sequences, [rows, cu_rows, slots]): (usize, [&DeviceList<i32>; 3]),
+    xs: &[CudaView<'_, T>],
+    conv_state: &mut CudaViewMut<'_, T>,
+) -> Result<()> {
+    let layer_state = conv_state.len() / xs.len().max(1);
     for (at, some) in xs.chunks(MOST_LAYERS).enumerate() {
         let mut args = CommitArgs {
             channels: dims.channels as u32,
@@ -145,18 +232,13 @@ pub fn commit<T: Element>(
         for (to, (address, _)) in args.x.iter_mut().zip(&used) {
             *to = *address;
         }
-        let mut config = grid(dims.channels, paths.slots().len());
+        let mut config = grid(dims.channels, sequences);
         config.grid_dim.2 = args.layers;
         let first = at * MOST_LAYERS * layer_state;
         let mut pools = conv_state.slice_mut(first..first + some.len() * layer_state);
-        let mut launch = Launch::new(stream, OP, "tree_conv/conv", T::COMMIT)?;
-        launch
-            .value(&args)
-            .read(&on_device.rows)
-            .read(&on_device.cu_rows)
-            .read(&on_device.slots)
-            .write(&mut pools);
-        // SAFETY: lengths and slots checked above; each thread rewrites its own channels of its own slot in its own layer.
+        let mut launch = Launch::new(stream, op, "tree_conv/conv", T::COMMIT)?;
+        launch.value(&args).read(rows).read(cu_rows).read(slots).write(&mut pools);
+        // SAFETY: lengths and slots checked by the callers; each thread rewrites its own channels of its own slot in its own layer.
         unsafe { launch.launch(config) }?;
     }
     Ok(())

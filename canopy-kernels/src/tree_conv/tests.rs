@@ -4,8 +4,9 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::cpu::{commit, verify};
+use super::cpu::{advance_chains, commit, forward_chains, verify};
 use super::oracle;
+use crate::gdn_prefill::Sequences;
 use crate::test_support::{arb_batch, arb_tree, assert_close, bits, pick_path, refusal, values};
 use crate::{AcceptedPaths, ConvDims, DraftTree, TreeBatch};
 
@@ -93,6 +94,35 @@ proptest! {
         let mut tree = scene.clone();
         tree.commit(&[path]);
         prop_assert_eq!(tree.state, serial.state);
+    }
+
+    /// Chains by the calls for trees and by those for long chains, the latter also cut in two.
+    #[test]
+    fn long_chains_have_the_bits_of_trees(
+        channels in 1usize..40, lens in prop::collection::vec(1usize..9, 1..4), cut: Index, seed: u32,
+    ) {
+        let chains = lens.iter().map(|&len| DraftTree::chain(len).unwrap()).collect();
+        let slots: Vec<i32> = [3, -1, 0][..lens.len()].to_vec();
+        let mut scene = Scene::new(channels, TreeBatch::new(chains, slots.clone()).unwrap(), seed.into());
+        let (want, start) = (bits(&scene.run()), scene.state.clone());
+        scene.commit(&lens.iter().map(|&len| (0..len).collect()).collect::<Vec<_>>());
+        let (cut, ends) = (cut.index(lens[0]), lens.iter().sum::<usize>());
+        let parts = [(0..cut, vec![cut], slots[..1].to_vec()), (cut..ends, lens.clone(), slots)];
+        let (mut state, mut got) = (start, Vec::new());
+        for (rows, mut lens, slots) in parts {
+            if rows.is_empty() {
+                continue;
+            }
+            lens[0] = if rows.start == 0 && rows.end == cut { cut } else { lens[0] - cut };
+            let sequences = Sequences::new(&lens, slots).unwrap();
+            let x = &scene.x[rows.start * channels..rows.end * channels];
+            let mut out = vec![f32::NAN; x.len()];
+            forward_chains(scene.dims, &sequences, x, &scene.weight, &state, &mut out).unwrap();
+            advance_chains(scene.dims, &sequences, x, &mut state).unwrap();
+            got.extend(out);
+        }
+        prop_assert_eq!(bits(&got), want);
+        prop_assert_eq!(bits(&state), bits(&scene.state));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
+use canopy_kernels::cuda::{ChainsOnDevice, PathsOnDevice, TreeOnDevice};
+use canopy_kernels::gdn_prefill::Sequences;
 use canopy_kernels::{AcceptedPaths, ConvDims, DraftTree, TreeBatch, gates, tree_conv};
 use cudarc::driver::CudaStream;
 use half::bf16;
@@ -12,6 +13,7 @@ use crate::data::{Random, compare, text};
 
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_conv::verify_and_commit_equal_the_oracle", conv),
+    ("tree_conv::long_chains_have_the_bits_of_trees", chains),
     ("gates::forward_equals_the_oracle", gate_values),
 ];
 
@@ -56,6 +58,55 @@ fn conv(stream: &Arc<CudaStream>) -> Result<(), String> {
     let got = stream.clone_dtoh(&ds).map_err(text)?;
     if got != tree_conv::oracle::commit(dims, &paths, &x, &state) {
         return Err("the committed conv state differs".into());
+    }
+    Ok(())
+}
+
+/// Three chains and a padding one in one call, against each in trees of at most 256 nodes, committed one after another.
+fn chains(stream: &Arc<CudaStream>) -> Result<(), String> {
+    let dims = ConvDims::new(1024).map_err(text)?;
+    let (lens, slots) = ([700, 1, 3, 2], [2, 0, -1, 3]);
+    let rows: usize = lens.iter().sum();
+    let mut random = Random::new(18);
+    let (x, weight, state) =
+        (random.normals(rows * 1024), random.normals(4 * 1024), random.normals(4 * dims.state_len()));
+    let (dx, dw) = (stream.clone_htod(&x).map_err(text)?, stream.clone_htod(&weight).map_err(text)?);
+    let mut want_state = stream.clone_htod(&state).map_err(text)?;
+    let mut want = stream.clone_htod(&vec![0f32; x.len()]).map_err(text)?;
+    let mut first = 0;
+    for (&len, &slot) in lens.iter().zip(&slots) {
+        for start in (first..first + len).step_by(256) {
+            let tree = DraftTree::chain((first + len - start).min(256)).map_err(text)?;
+            let (nodes, range) = (tree.len(), start * 1024..(start + tree.len()) * 1024);
+            let batch = TreeBatch::new(vec![tree], vec![slot]).map_err(text)?;
+            let tree = TreeOnDevice::new(stream, &batch).map_err(text)?;
+            let inputs = [dx.slice(range.clone()), dw.as_view(), want_state.as_view()];
+            let out = want.slice_mut(range.clone());
+            tree_conv::launch::verify::<f32, f32>(stream, dims, &batch, &tree, inputs, out).map_err(text)?;
+            let paths = AcceptedPaths::new(&batch, &[(0..nodes).collect()]).map_err(text)?;
+            let on_device = PathsOnDevice::new(stream, &paths).map_err(text)?;
+            let (x, state) = ([dx.slice(range)], &mut want_state.as_view_mut());
+            tree_conv::launch::commit::<f32>(stream, dims, &paths, &on_device, &x, state).map_err(text)?;
+        }
+        first += len;
+    }
+    let sequences = Sequences::new(&lens, slots.to_vec()).map_err(text)?;
+    let on_device = ChainsOnDevice::new(stream, &sequences).map_err(text)?;
+    let mut got_state = stream.clone_htod(&state).map_err(text)?;
+    let mut got = stream.clone_htod(&vec![f32::NAN; x.len()]).map_err(text)?;
+    let inputs = [dx.as_view(), dw.as_view(), got_state.as_view()];
+    let out = got.as_view_mut();
+    tree_conv::launch::forward_chains::<f32, f32>(stream, dims, &sequences, &on_device, inputs, out)
+        .map_err(text)?;
+    let (rows, state) = (dx.as_view(), &mut got_state.as_view_mut());
+    tree_conv::launch::advance_chains::<f32>(stream, dims, &sequences, &on_device, rows, state)
+        .map_err(text)?;
+    for (name, got, want) in [("rows", &got, &want), ("states", &got_state, &want_state)] {
+        let [got, want] = [got, want].map(|values| stream.clone_dtoh(values).map_err(text));
+        let (got, want) = (got?, want?);
+        if got.iter().zip(&want).any(|(a, b)| a.to_bits() != b.to_bits()) {
+            return Err(format!("{name} of long chains differ from those of trees"));
+        }
     }
     Ok(())
 }

@@ -99,10 +99,31 @@ impl NormCase {
             [gpu.nans(shift + len)?, gpu.nans(shift + len)?, gpu.nans(shift + len)?, gpu.nans(shift + len)?];
         let [plain, sum, added, gated] = &mut outs;
         launch::rms_norm(gpu.0, norm, &x, &mut plain.slice_mut(shift..)).map_err(text)?;
-        let two = [&mut sum.slice_mut(shift..), &mut added.slice_mut(shift..)];
-        launch::add_rms_norm(gpu.0, norm, [&x, &residual], two).map_err(text)?;
+        let (total, out) = (&mut sum.slice_mut(shift..), &mut added.slice_mut(shift..));
+        launch::add_rms_norm(gpu.0, norm, [&x, &residual], total, out).map_err(text)?;
         let z = Rows { data: &z, stride: width };
         launch::gated_rms_norm(gpu.0, norm, 1, &x, z, &mut gated.slice_mut(shift..)).map_err(text)?;
+        let mut halves = gpu.0.clone_htod(&vec![bf16::NAN; len]).map_err(text)?;
+        launch::gated_rms_norm(gpu.0, norm, 1, &x, z, &mut halves.as_view_mut()).map_err(text)?;
+        let whole = gpu.down(gated)?.split_off(shift);
+        rounded("gated_rms_norm", &gpu.0.clone_dtoh(&halves).map_err(text)?, &whole)?;
+        launch::rms_norm(gpu.0, norm, &x, &mut halves.as_view_mut()).map_err(text)?;
+        let whole = gpu.down(plain)?.split_off(shift);
+        rounded("rms_norm", &gpu.0.clone_dtoh(&halves).map_err(text)?, &whole)?;
+        let mut total = gpu.nans(len)?;
+        launch::add_rms_norm(
+            gpu.0,
+            norm,
+            [&x, &residual],
+            &mut total.as_view_mut(),
+            &mut halves.as_view_mut(),
+        )
+        .map_err(text)?;
+        let whole = gpu.down(added)?.split_off(shift);
+        rounded("add_rms_norm", &gpu.0.clone_dtoh(&halves).map_err(text)?, &whole)?;
+        if bits(&gpu.down(&total)?) != bits(&gpu.down(sum)?.split_off(shift)) {
+            return Err("add_rms_norm: sums beside bf16 outputs differ from those beside f32 ones".into());
+        }
         let mut got = [vec![], vec![], vec![], vec![]];
         for (got, out) in got.iter_mut().zip(&outs) {
             *got = gpu.down(out)?.split_off(shift);
@@ -179,6 +200,12 @@ macro_rules! rows_of {
     };
 }
 
+/// bf16 outputs are the f32 ones, rounded.
+fn rounded(what: &str, got: &[bf16], out: &[f32]) -> Outcome {
+    let same = got.iter().zip(out).all(|(got, &out)| got.to_bits() == bf16::from_f32(out).to_bits());
+    if same { Ok(()) } else { Err(format!("{what}: bf16 outputs are not the f32 ones, rounded")) }
+}
+
 fn gates(stream: &Arc<CudaStream>) -> Outcome {
     let (gpu, mut random) = (Gpu(stream), Random::new(41));
     for (rows, width) in [(17, 128), (5, 12_288), (129, 768), (3, 7)] {
@@ -191,7 +218,11 @@ fn gates(stream: &Arc<CudaStream>) -> Outcome {
         let [g, u] = [Rows { data: &g, stride }, Rows { data: &u, stride }];
         launch::swiglu(stream, width, g, u, &mut out.as_view_mut()).map_err(text)?;
         let want = wide(&gate).into_iter().zip(wide(&up)).map(|(g, u)| oracle::silu(g) * u);
-        close("swiglu", &gpu.down(&out)?, &want.collect::<Vec<_>>())?;
+        let out = gpu.down(&out)?;
+        close("swiglu", &out, &want.collect::<Vec<_>>())?;
+        let mut halves = stream.clone_htod(&vec![bf16::NAN; rows * width]).map_err(text)?;
+        launch::swiglu(stream, width, g, u, &mut halves.as_view_mut()).map_err(text)?;
+        rounded("swiglu", &stream.clone_dtoh(&halves).map_err(text)?, &out)?;
     }
     for (rows, heads, d) in [(17, 16, 256), (129, 4, 256), (5, 3, 20), (3, 2, 7)] {
         let dims = AttnDims::new(heads, 1, d).map_err(text)?;

@@ -116,8 +116,10 @@ fn shapes(stream: &Arc<CudaStream>) -> Result<(), String> {
             worst = worst.max(product.worst(&x, &planes).map_err(case)?);
             // Rows that are bf16 already lose nothing by the rounding.
             let rounded: Vec<f32> = x.iter().map(|&x| round_bf16(x)).collect();
-            let planes = product.run(stream, Rounding::Bf16, &x)?;
-            worst = worst.max(product.worst(&rounded, &planes).map_err(case)?);
+            for rounding in [Rounding::Bf16, Rounding::Whole] {
+                let planes = product.run(stream, rounding, &x)?;
+                worst = worst.max(product.worst(&rounded, &planes).map_err(case)?);
+            }
         }
     }
     eprintln!("linear: worst error {worst:.2e} of sum |x w|");
@@ -128,8 +130,8 @@ fn company(stream: &Arc<CudaStream>) -> Result<(), String> {
     for (inputs, outputs) in [(4096usize, &[256usize, 48][..]), (256, &[768, 768]), (1024, &[12288])] {
         let mut product = Product::new(stream, inputs, outputs, 5)?;
         let x = Random::new(6).normals(300 * inputs);
-        let together =
-            [Rounding::Split, Rounding::Bf16].map(|rounding| (rounding, product.run(stream, rounding, &x)));
+        let together = [Rounding::Split, Rounding::Bf16, Rounding::Whole]
+            .map(|rounding| (rounding, product.run(stream, rounding, &x)));
         let cases = [
             (0usize, 1usize),
             (69, 1),
@@ -160,7 +162,7 @@ fn nonfinite(stream: &Arc<CudaStream>) -> Result<(), String> {
     let inputs = 512;
     let mut product = Product::new(stream, inputs, &[200], 7)?;
     let mut x = Random::new(8).normals(20 * inputs);
-    let rules = [Rounding::Split, Rounding::Bf16];
+    let rules = [Rounding::Split, Rounding::Bf16, Rounding::Whole];
     for (value, rounding) in
         [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].iter().flat_map(|&value| rules.map(|rule| (value, rule)))
     {

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DraftBlocks, NormKind, PackedLinear, QkNormRope, add_rms_norm, block_attention,
-    swiglu,
+    swiglu_to,
 };
 
 use super::dflash_cache::Rows;
@@ -167,7 +167,7 @@ impl DFlashLayer {
         let stream = keep(stream.clone(), kept)?;
         let (stream, normed) = add_rms_norm(&mixed, &stream, &self.post_norm, eps, kind)?;
         let [gate, up] = pair(self.gate_up.forward(&normed)?)?;
-        let mixed = self.down.forward_one(&swiglu(&gate, &up)?)?;
+        let mixed = self.down.forward_one_f32(&swiglu_to(&gate, &up, self.down.rows_dtype()?)?)?;
         Ok(add_rms_norm(&mixed, &stream, next_norm, eps, kind)?)
     }
 }

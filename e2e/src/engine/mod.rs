@@ -10,6 +10,7 @@ mod calibrate;
 mod choose;
 mod event;
 mod plan;
+mod prefill;
 mod prefix;
 mod request;
 mod round;
@@ -54,8 +55,11 @@ pub use text::{TextDecoder, TokenIds, TokenText};
 /// Limits of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Prompt tokens per round over all joining streams, at most [`DraftTree::MAX_NODES`].
+    /// Prompt tokens per round over all joining streams. Up to [`DraftTree::MAX_NODES`] they share the pass of the streams that decode; a
+    /// multiple of that has parts of more than 128 tokens read by passes of their own, of so many rows while nothing else runs.
     pub prefill_chunk: usize,
+    /// Rows of such a pass while other streams run, which wait for it once a round.
+    pub prefill_beside: usize,
     /// Streams that may wait for a slot.
     pub max_waiting: usize,
     /// Tree budget when a request names none.
@@ -79,6 +83,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             prefill_chunk: 128,
+            prefill_beside: 512,
             max_waiting: 64,
             default_budget: 16,
             auto_budget: 64,
@@ -92,13 +97,32 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
+    /// Most rows of a pass that reads prompts alone.
+    pub const MAX_PREFILL: usize = 8192;
+
+    /// The defaults for the device of that name: prompts in passes of 2,048 rows on another than the CPU.
+    pub fn on(device: &str) -> Self {
+        let usual = Self::default();
+        let prefill_chunk = if device == "cpu" { usual.prefill_chunk } else { 2048 };
+        Self { prefill_chunk, ..usual }
+    }
+
     fn check(&self) -> Result<()> {
         let refuse = |key: &str, message: String| {
             Err(Error::Config { what: "engine".into(), key: key.into(), message })
         };
-        if !(1..=DraftTree::MAX_NODES).contains(&self.prefill_chunk) {
-            let message = format!("expected 1 to {}, got {}", DraftTree::MAX_NODES, self.prefill_chunk);
+        let (slice, most) = (DraftTree::MAX_NODES, Self::MAX_PREFILL);
+        let whole = |rows: usize| rows.is_multiple_of(slice) && (slice..=most).contains(&rows);
+        if !(1..=slice).contains(&self.prefill_chunk) && !whole(self.prefill_chunk) {
+            let message = format!(
+                "expected 1 to {slice}, or a multiple of it up to {most}, got {}",
+                self.prefill_chunk
+            );
             return refuse("prefill_chunk", message);
+        }
+        if !whole(self.prefill_beside) {
+            let message = format!("expected a multiple of {slice} up to {most}, got {}", self.prefill_beside);
+            return refuse("prefill_beside", message);
         }
         if self.cache_page == 0 {
             return refuse("cache_page", "expected at least 1, got 0".into());
@@ -175,6 +199,9 @@ impl Engine {
         let limits =
             Limits { vocab: target.vocab_size(), context: target.context_len(), drafter: drafter.is_some() };
         let tuner = calibrate::tuner(target.as_mut(), drafter.as_deref_mut(), config.calibrate)?;
+        // A long part would end at every page.
+        let page =
+            if config.reads_long() { config.cache_page.max(config.prefill_chunk) } else { config.cache_page };
         // The lowest slot is taken first.
         let free = (0..target.slots()).rev().collect();
         let (waiting, running, events) = (VecDeque::new(), Vec::new(), Vec::new());
@@ -183,7 +210,7 @@ impl Engine {
             target,
             drafter,
             text,
-            prefixes: PrefixCache::new(config.cache_bytes, config.cache_page),
+            prefixes: PrefixCache::new(config.cache_bytes, page),
             grammars: None,
             config,
             limits,
@@ -213,15 +240,26 @@ impl Engine {
         } else {
             let span = tracing::debug_span!("round", streams = self.running.len()).entered();
             self.counters.rounds += 1;
-            let told = self.events.len();
-            if let Err(error) = contained(|| self.round()) {
-                self.counters.failed_rounds += 1;
-                self.events.truncate(told);
-                self.fail_all(&error);
+            if let Some(read) = self.guarded(Self::read_long) {
+                self.guarded(|engine| engine.round(read));
             }
             drop(span);
         }
         Ok(std::mem::take(&mut self.events))
+    }
+
+    /// Runs a part of a round. When it fails or panics, every running stream ends and nothing else is told of it.
+    fn guarded<T>(&mut self, part: impl FnOnce(&mut Self) -> Result<T>) -> Option<T> {
+        let told = self.events.len();
+        match contained(|| part(self)) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.counters.failed_rounds += 1;
+                self.events.truncate(told);
+                self.fail_all(&error);
+                None
+            }
+        }
     }
 
     /// Most tokens of a prompt.

@@ -7,6 +7,7 @@ use canopy_kernels::DraftTree;
 
 use super::auto::{Candidate, Choice, Fixed, Lookup, Spent, draft_load};
 use super::choose::Rules;
+use super::prefill::short_parts;
 use super::stream::joined;
 use super::{Engine, Mode, StageTimes, Stream};
 use crate::Result;
@@ -51,7 +52,7 @@ pub(super) struct Work {
 
 impl Work {
     /// Rows that it adds to the pass.
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         match &self.rows {
             Rows::Prompt(count) => *count,
             Rows::Tree { tree, .. } => tree.tokens().len(),
@@ -140,8 +141,12 @@ impl Engine {
 
     /// Prompt rows of this round, at most a chunk over all streams and shared out fairly among those that read.
     fn prompt_chunks(&self) -> Vec<Work> {
-        let readable: Vec<usize> = self.running.iter().map(Stream::readable).collect();
-        let shares = fair_shares(&readable, self.config.prefill_chunk);
+        let short = |stream: &Stream| if stream.long_rows() > 0 { 0 } else { stream.readable() };
+        let readable: Vec<usize> = self.running.iter().map(short).collect();
+        let shares = match self.config.reads_long() {
+            true => short_parts(&readable),
+            false => fair_shares(&readable, self.config.prefill_chunk),
+        };
         let chunk = |(index, count): (usize, usize)| Work { index, rows: Rows::Prompt(count) };
         shares.into_iter().enumerate().filter(|&(_, count)| count > 0).map(chunk).collect()
     }
@@ -344,7 +349,7 @@ fn prune(
 /// `total` shared out among `wanted`, the smallest first: nobody gets more than it wants, and whoever gets less than that
 /// gets no less than anybody else, but for the rounding. What is left over goes to the ones that came first. A short
 /// prompt is thereby read in a number of rounds that depends on the number of streams and not on their prompts.
-fn fair_shares(wanted: &[usize], total: usize) -> Vec<usize> {
+pub(super) fn fair_shares(wanted: &[usize], total: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index] > 0).collect();
     // With less than one for everybody the first ones go first, so that nobody waits for ever.
     order.truncate(total);

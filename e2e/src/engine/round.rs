@@ -13,13 +13,12 @@ use super::target_rows::{TargetRow, TargetRows, best_tokens, with_host_rows};
 use super::{Engine, Event, Mode, PromptToken, ReportedNode, RoundReport, StageTimes};
 use crate::Error;
 use crate::sampling::{argmax, log_probs};
-use crate::target::Verified;
 use crate::tree::CandidateTree;
 
 /// What a round did to one stream.
-struct Outcome {
+pub(super) struct Outcome {
     /// Nodes to commit, root first.
-    path: Vec<usize>,
+    pub path: Vec<usize>,
     /// Accepted nodes and the token after them, for the report: before the end of the generation cut them.
     walked: Option<(Vec<usize>, u32)>,
     /// What became visible; `None` for a prompt chunk that is not the last.
@@ -35,10 +34,13 @@ impl Outcome {
 }
 
 impl Engine {
-    /// One round over all running streams. On an error no event has been reported.
-    pub(super) fn round(&mut self) -> crate::Result<()> {
+    /// One round over all running streams, which have waited `read` seconds for long prompts. On an error no event has been reported.
+    pub(super) fn round(&mut self, read: f64) -> crate::Result<()> {
         let mut times = StageTimes::default();
         let plan = self.plan(&mut times)?;
+        if plan.work.is_empty() {
+            return Ok(());
+        }
         let clock = Instant::now();
         let span = tracing::debug_span!("verify").entered();
         let streams = plan.work.iter().map(|work| work.verify(&self.running[work.index]));
@@ -48,7 +50,7 @@ impl Engine {
         times.verify = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
         let span = tracing::debug_span!("accept").entered();
-        let outcomes = self.accept(&plan.work, &verified)?;
+        let outcomes = self.accept(&plan.work, verified.logits.as_ref(), &verified.logit_rows)?;
         drop(span);
         times.accept = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
@@ -59,31 +61,34 @@ impl Engine {
             true => self.target.commit_beside(&paths)?,
             false => self.target.commit(&paths)?,
         }
-        self.keep_features(&plan.work, &verified, &paths)?;
+        self.keep_features(&plan.work, (verified.features.as_ref(), verified.batch.cu_nodes()), &paths)?;
         self.settle(verified.logits.as_ref())?;
-        for (work, outcome) in plan.work.iter().zip(&outcomes) {
-            if let (Rows::Prompt(count), None) = (&work.rows, &outcome.failed) {
-                self.save_prefix(work.index, self.running[work.index].prefilled + count)?;
-            }
-        }
+        self.save_prefixes(&plan.work, &outcomes)?;
         drop(span);
         times.commit = clock.elapsed().as_secs_f64();
         self.learn(&plan, &outcomes, &times);
+        times.prefill = read;
         self.report(plan.work, outcomes, times);
         Ok(())
     }
 
-    fn accept(&mut self, work: &[Work], verified: &Verified) -> crate::Result<Vec<Outcome>> {
+    /// Accepts what the rows of `logits` say, of which those of `work[i]` begin at `logit_rows[i]`.
+    pub(super) fn accept(
+        &mut self,
+        work: &[Work],
+        logits: Option<&Tensor>,
+        logit_rows: &[usize],
+    ) -> crate::Result<Vec<Outcome>> {
         let vocab = self.limits.vocab;
-        match &verified.logits {
-            None => self.accept_all(work, verified, TargetRows::Best(&[])),
-            Some(logits) if logits.device().is_cpu() => {
-                with_host_rows(logits, |all| self.accept_all(work, verified, TargetRows::Logits(all, vocab)))?
-            }
+        match logits {
+            None => self.accept_all(work, logit_rows, TargetRows::Best(&[])),
+            Some(logits) if logits.device().is_cpu() => with_host_rows(logits, |all| {
+                self.accept_all(work, logit_rows, TargetRows::Logits(all, vocab))
+            })?,
             Some(logits) => {
                 let wanted = work.iter().any(|work| self.running[work.index].only_best());
                 let best = if wanted { best_tokens(logits)? } else { Vec::new() };
-                self.accept_all(work, verified, TargetRows::apart(logits, &best))
+                self.accept_all(work, logit_rows, TargetRows::apart(logits, &best))
             }
         }
     }
@@ -91,10 +96,10 @@ impl Engine {
     fn accept_all(
         &mut self,
         work: &[Work],
-        verified: &Verified,
+        logit_rows: &[usize],
         all: TargetRows<'_>,
     ) -> crate::Result<Vec<Outcome>> {
-        let rows = verified.logit_rows.windows(2).map(|w| all.slice(w[0], w[1]));
+        let rows = logit_rows.windows(2).map(|w| all.slice(w[0], w[1]));
         work.iter().zip(rows).map(|(work, rows)| self.accept_one(work, rows)).collect()
     }
 
@@ -122,17 +127,27 @@ impl Engine {
         })
     }
 
-    /// Keeps the committed tokens' target features for the drafter.
-    fn keep_features(
+    /// Saves the prompts that have just been read as far as they are to be saved.
+    pub(super) fn save_prefixes(&mut self, work: &[Work], outcomes: &[Outcome]) -> crate::Result<()> {
+        for (work, outcome) in work.iter().zip(outcomes) {
+            if let (Rows::Prompt(count), None) = (&work.rows, &outcome.failed) {
+                self.save_prefix(work.index, self.running[work.index].prefilled + count)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the committed tokens' target features for the drafter; those of `work[i]` begin at row `cu_rows[i]`.
+    pub(super) fn keep_features(
         &mut self,
         work: &[Work],
-        verified: &Verified,
+        (features, cu_rows): (Option<&Tensor>, &[i32]),
         paths: &[Vec<usize>],
     ) -> crate::Result<()> {
-        let (Some(features), Some(drafter)) = (&verified.features, self.drafter.as_deref_mut()) else {
+        let (Some(features), Some(drafter)) = (features, self.drafter.as_deref_mut()) else {
             return Ok(());
         };
-        for ((work, path), &first) in work.iter().zip(paths).zip(verified.batch.cu_nodes()) {
+        for ((work, path), &first) in work.iter().zip(paths).zip(cu_rows) {
             let stream = &mut self.running[work.index];
             let Some(pending) = stream.features.as_mut().filter(|_| !path.is_empty()) else { continue };
             let contiguous = path.iter().enumerate().all(|(entry, &node)| entry == node);
@@ -186,7 +201,7 @@ impl Engine {
     }
 
     /// Moves the streams on, reports what happened to them, and frees the slots of those that ended.
-    fn report(&mut self, work: Vec<Work>, outcomes: Vec<Outcome>, times: StageTimes) {
+    pub(super) fn report(&mut self, work: Vec<Work>, outcomes: Vec<Outcome>, times: StageTimes) {
         let mut ended = Vec::new();
         for (work, outcome) in work.into_iter().zip(outcomes) {
             let failed = outcome.failed.is_some();

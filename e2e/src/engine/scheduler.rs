@@ -152,6 +152,7 @@ impl Engine {
             history: History::new(&request.prompt),
             prompt: request.prompt,
             prefilled: 0,
+            long_until: 0,
             saves: Vec::new(),
             saved: Vec::new(),
             root: None,

@@ -138,6 +138,8 @@ pub(super) struct Stream {
     pub prompt: Vec<u32>,
     /// Prompt tokens committed.
     pub prefilled: usize,
+    /// Prompt tokens up to which it is read by passes of their own.
+    pub long_until: usize,
     /// Lengths at which the prompt is still to be saved, rising.
     pub saves: Vec<usize>,
     /// Prefixes that it saved, to be forgotten when it fails.

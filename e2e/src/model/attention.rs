@@ -2,10 +2,11 @@
 
 use candle_core::{Device, Tensor};
 use canopy_candle::{
-    AttnDims, CacheRows, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention, widened,
+    AttnDims, CacheRows, DeviceTree, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention, widened,
 };
 
 use super::Round;
+use super::prefill::Chunks;
 use crate::Result;
 use crate::cache::KvPool;
 use crate::config::TargetConfig;
@@ -57,16 +58,34 @@ impl GatedAttention {
 
     /// `x` `[N, hidden]`, normed -> `[N, hidden]`. Writes this round's keys and values after the committed ones.
     pub(super) fn verify(&self, round: &Round<'_>, x: &Tensor) -> Result<Tensor> {
-        let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.forward(x)?)?;
+        let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.forward_f32(x)?)?;
         let batch = round.tree.host();
         let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: round.prefix_lens };
         let q = self.pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], round.positions, rows)?;
-        let (keys, values) = (&self.pool.keys, &self.pool.values);
-        let out = tree_attention(round.tree, self.dims, round.prefix_lens, &q, keys, values)?;
+        self.attend(&self.o_proj, (round.tree, round.prefix_lens), &q, &q_proj)
+    }
+
+    /// `x` `[N, hidden]`, normed -> `[N, hidden]`. Writes the chunks' keys and values after the committed ones.
+    pub(super) fn read(&self, chunks: &Chunks, x: &Tensor) -> Result<Tensor> {
+        let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.many().forward_f32(x)?)?;
+        let parts = [&q_proj, &k_proj, &v];
+        let q = self.pool.append_rotated(&self.rope, parts, &chunks.positions, chunks.cache_rows())?;
+        self.attend(&self.o_proj.many(), (&chunks.slices, &chunks.slice_lens), &q, &q_proj)
+    }
+
+    /// Attention of rows whose keys and values are in the pool, its gate and the output product.
+    fn attend(
+        &self,
+        o_proj: &PackedLinear,
+        (tree, lens): (&DeviceTree, &[i32]),
+        q: &Tensor,
+        q_proj: &Tensor,
+    ) -> Result<Tensor> {
+        let out = tree_attention(tree, self.dims, lens, q, &self.pool.keys, &self.pool.values)?;
         let out = match self.rope.gated {
-            true => attn_gate(self.dims, &out, &q_proj)?,
+            true => attn_gate(self.dims, &out, q_proj)?,
             false => widened(&out.flatten_from(1)?)?,
         };
-        Ok(self.o_proj.forward_one(&out)?)
+        Ok(o_proj.forward_one(&out)?)
     }
 }

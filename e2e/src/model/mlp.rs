@@ -1,7 +1,7 @@
 //! The SwiGLU feed-forward part.
 
-use candle_core::{Device, Tensor};
-use canopy_candle::{PackedLinear, swiglu};
+use candle_core::{DType, Device, Tensor};
+use canopy_candle::{PackedLinear, swiglu_to};
 
 use crate::Result;
 use crate::weights::Weights;
@@ -32,7 +32,21 @@ impl Mlp {
 
     /// `x` `[N, hidden]` -> `[N, hidden]`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = super::outputs(self.gate_up.forward(x)?)?;
-        Ok(self.down.forward_one(&swiglu(&gate, &up)?)?)
+        Self::of(&self.gate_up, &self.down, x)
+    }
+
+    /// [`Self::forward`] for the rows of a prefill pass.
+    pub(super) fn read(&self, x: &Tensor) -> Result<Tensor> {
+        Self::of(&self.gate_up.many(), &self.down.many(), x)
+    }
+
+    /// What [`Self::forward`]'s rows should come in.
+    pub(super) fn rows_dtype(&self) -> Result<DType> {
+        Ok(self.gate_up.rows_dtype()?)
+    }
+
+    fn of(gate_up: &PackedLinear, down: &PackedLinear, x: &Tensor) -> Result<Tensor> {
+        let [gate, up] = super::outputs(gate_up.forward_f32(x)?)?;
+        Ok(down.forward_one_f32(&swiglu_to(&gate, &up, down.rows_dtype()?)?)?)
     }
 }

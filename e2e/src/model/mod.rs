@@ -5,6 +5,7 @@ mod attention;
 mod gated_delta_net;
 pub mod head;
 mod mlp;
+mod prefill;
 mod qwen35;
 mod verify;
 

@@ -8,6 +8,7 @@ use canopy_candle::{ConvDims, DraftTree, NormKind, Passes, Variant, rms_norm};
 use super::attention::GatedAttention;
 use super::gated_delta_net::GatedDeltaNet;
 use super::mlp::Mlp;
+use super::prefill::Chunks;
 use super::verify::{Pass, Pending};
 use super::{Round, SharedHead};
 use crate::cache::{KvPools, RecurrentPools};
@@ -251,6 +252,14 @@ impl Layer {
         match &self.mixer {
             Mixer::Gdn(mixer) => mixer.pool.save(slot),
             Mixer::Attention(mixer) => mixer.pool.save(slot, committed),
+        }
+    }
+
+    /// The mixer over the rows of a prefill pass.
+    pub(super) fn read_mixer(&self, chunks: &Chunks, x: &Tensor) -> Result<Tensor> {
+        match &self.mixer {
+            Mixer::Gdn(mixer) => mixer.read(chunks, x),
+            Mixer::Attention(mixer) => mixer.read(chunks, x),
         }
     }
 

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use canopy_candle::{
-    AcceptedPaths, CacheRows, List, NormKind, PassCounts, PassInputs, TreeBatch, add_rms_norm, rms_norm,
+    AcceptedPaths, CacheRows, List, NormKind, PassCounts, PassInputs, TreeBatch, add_rms_norm_to, rms_norm_to,
 };
 
 use super::gated_delta_net::Tape;
 use super::qwen35::lock;
 use super::{Qwen35, Round, run_pass, run_recorded};
-use crate::target::{LogitRows, Snapshot, Target, Verified, VerifyStream};
+use crate::target::{LogitRows, Prefilled, PromptChunk, Snapshot, Target, Verified, VerifyStream};
 use crate::{Error, Result};
 
 /// What a verify pass leaves for its commit.
@@ -28,11 +28,11 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) struct Pass {
     /// Output of the last layer's residual stream, through the final norm.
-    normed: Tensor,
+    pub(super) normed: Tensor,
     /// Outputs of the tap layers.
-    tapped: Vec<Tensor>,
-    /// One per Gated DeltaNet layer.
-    tapes: Vec<Option<Tape>>,
+    pub(super) tapped: Vec<Tensor>,
+    /// One per layer, of the Gated DeltaNet ones; none at all of a prefill pass.
+    pub(super) tapes: Vec<Option<Tape>>,
 }
 
 /// Most rows of a pass that is recorded: larger ones are prompts, whose lengths vary and whose launches hide behind their kernels.
@@ -73,16 +73,24 @@ impl Qwen35 {
         };
         let mut tapes = Vec::with_capacity(self.layers.len());
         let mut stream = self.head.embed(tokens)?;
-        let mut normed = rms_norm(&stream, &self.layers[0].input_norm, eps, kind)?;
+        // Norms come in the dtype of the products that take them, the last one as the head does.
+        let rows = self.layers[0].mlp.rows_dtype()?;
+        let mut normed = rms_norm_to(&stream, &self.layers[0].input_norm, eps, kind, rows)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let (mixed, tape) = layer.verify_mixer(round, self.options.variant, &normed)?;
             tapes.push(tape);
-            (stream, normed) = add_rms_norm(&mixed, &stream, &layer.post_norm, eps, kind)?;
-            let next_norm = self.layers.get(index + 1).map_or(&self.norm, |next| &next.input_norm);
-            (stream, normed) = add_rms_norm(&layer.mlp.forward(&normed)?, &stream, next_norm, eps, kind)?;
+            (stream, normed) = add_rms_norm_to(&mixed, &stream, &layer.post_norm, eps, kind, rows)?;
+            let (next_norm, next_rows) = self.next_norm(index, rows);
+            let mixed = layer.mlp.forward(&normed)?;
+            (stream, normed) = add_rms_norm_to(&mixed, &stream, next_norm, eps, kind, next_rows)?;
             tap(index, &stream);
         }
         Ok(Pass { normed, tapped: tapped.into_iter().flatten().collect(), tapes })
+    }
+
+    /// The norm behind a layer, and the dtype that its rows should come in when those of products are `rows`.
+    pub(super) fn next_norm(&self, layer: usize, rows: DType) -> (&Tensor, DType) {
+        self.layers.get(layer + 1).map_or((&self.norm, DType::F32), |next| (&next.input_norm, rows))
     }
 
     /// Logits of the wanted rows, and the first row of every stream in them.
@@ -92,23 +100,19 @@ impl Qwen35 {
         batch: &TreeBatch,
         normed: &Tensor,
     ) -> Result<(Option<Tensor>, Vec<usize>)> {
-        let (mut rows, mut logit_rows) = (Vec::<u32>::new(), vec![0]);
-        for (stream, &first) in streams.iter().zip(batch.cu_nodes()) {
-            let (first, end) = (first as u32, first as u32 + stream.tree.len() as u32);
-            match stream.logits {
-                LogitRows::None => {}
-                LogitRows::Last => rows.push(end - 1),
-                LogitRows::All => rows.extend(first..end),
-            }
-            logit_rows.push(rows.len());
-        }
-        let (Some(&first), Some(&last)) = (rows.first(), rows.last()) else { return Ok((None, logit_rows)) };
+        let (rows, logit_rows) = wanted_rows(streams.iter().map(|stream| stream.logits), batch.cu_nodes());
+        Ok((self.logits_of(&rows, normed)?, logit_rows))
+    }
+
+    /// Logits of some rows, `None` of none.
+    pub(super) fn logits_of(&self, rows: &[u32], normed: &Tensor) -> Result<Option<Tensor>> {
+        let (Some(&first), Some(&last)) = (rows.first(), rows.last()) else { return Ok(None) };
         let wanted = match (last - first) as usize + 1 == rows.len() {
             true if rows.len() == normed.dim(0)? => normed.clone(),
             true => normed.narrow(0, first as usize, rows.len())?,
-            false => normed.index_select(&Tensor::new(rows.as_slice(), normed.device())?, 0)?,
+            false => normed.index_select(&Tensor::new(rows, normed.device())?, 0)?,
         };
-        Ok((Some(self.head.logits(&wanted)?), logit_rows))
+        Ok(Some(self.head.logits(&wanted)?))
     }
 
     /// A commit belongs to the states that its verify saw.
@@ -163,6 +167,24 @@ impl Qwen35 {
             self.pass(&Round { tree: placed.tree()?, positions, prefix_lens }, tokens)
         })
     }
+}
+
+/// The wanted rows of sequences that begin at `cu_rows`, and the first of every sequence among them.
+pub(super) fn wanted_rows(
+    wanted: impl Iterator<Item = LogitRows>,
+    cu_rows: &[i32],
+) -> (Vec<u32>, Vec<usize>) {
+    let (mut rows, mut firsts) = (Vec::new(), vec![0]);
+    for (wanted, ends) in wanted.zip(cu_rows.windows(2)) {
+        let (first, end) = (ends[0] as u32, ends[1] as u32);
+        match wanted {
+            LogitRows::None => {}
+            LogitRows::Last => rows.push(end - 1),
+            LogitRows::All => rows.extend(first..end),
+        }
+        firsts.push(rows.len());
+    }
+    (rows, firsts)
 }
 
 impl Target for Qwen35 {
@@ -245,6 +267,10 @@ impl Target for Qwen35 {
                 Err(error)
             }
         }
+    }
+
+    fn prefill(&mut self, chunks: &[PromptChunk]) -> Result<Prefilled> {
+        self.read_prompts(chunks)
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Snapshot, Target, Verified, VerifyStream};
+use super::{Prefilled, PromptChunk, Snapshot, Target, Verified, VerifyStream};
 use crate::{Result, pool};
 
 /// What a commit ended with, a panic included.
@@ -121,6 +121,10 @@ impl Target for Overlapped {
             shared.busy.store(false, Ordering::Release);
         });
         Ok(())
+    }
+
+    fn prefill(&mut self, chunks: &[PromptChunk]) -> Result<Prefilled> {
+        self.told()?.prefill(chunks)
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

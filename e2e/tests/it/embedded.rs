@@ -21,10 +21,18 @@ pub const AR: Speculation = Speculation { mode: Mode::Ar, budget: None };
 
 /// An engine with this many slots.
 pub fn engine(slots: usize, context_len: Option<usize>) -> (Engine, Arc<Tokenizer>) {
+    engine_with(slots, context_len, EngineConfig::default())
+}
+
+/// The same, configured.
+pub fn engine_with(
+    slots: usize,
+    context_len: Option<usize>,
+    config: EngineConfig,
+) -> (Engine, Arc<Tokenizer>) {
     let loaded = load(&LoadOptions { slots, context_len, ..LoadOptions::default() }).unwrap();
     let tokenizer = loaded.tokenizer;
-    let engine =
-        Engine::new(loaded.target, loaded.drafter, tokenizer.clone(), EngineConfig::default()).unwrap();
+    let engine = Engine::new(loaded.target, loaded.drafter, tokenizer.clone(), config).unwrap();
     assert!(engine.has_drafter());
     (engine, tokenizer)
 }

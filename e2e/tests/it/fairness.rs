@@ -1,6 +1,6 @@
 //! Prompt chunks share rounds with decoding, and nobody waits for somebody else's long prompt.
 
-use canopy_e2e::engine::{Event, GenerateRequest, Mode, Speculation, StreamId};
+use canopy_e2e::engine::{EngineConfig, Event, GenerateRequest, Mode, Speculation, StreamId};
 use proptest::prelude::*;
 
 use crate::embedded::{self, ids, prompts};
@@ -42,6 +42,62 @@ fn a_short_request_beside_a_long_prompt_starts_within_a_few_rounds() {
     assert!(first[&long] <= 15, "{first:?}");
     let log = log.lock().unwrap();
     assert!(log.passes.iter().all(|&rows| rows <= 128 + 3 * 65), "a pass is bounded");
+}
+
+#[test]
+fn long_parts_of_prompts_are_read_beside_the_others_and_in_whole_passes_alone() {
+    let mut toy = Toy::new(VOCAB);
+    (toy.slots, toy.context, toy.config.prefill_chunk) = (3, 8192, 2048);
+    let (mut engine, log) = toy.engine();
+    let alone = engine.run(GenerateRequest::new(prompt(5000, 1), 6)).unwrap();
+    let mut plain = GenerateRequest::new(prompt(3, 0), 400);
+    plain.speculation = Speculation { mode: Mode::Ar, ..Speculation::default() };
+    let decoding = engine.submit(plain).unwrap();
+    engine.step().unwrap();
+    let long = engine.submit(GenerateRequest::new(prompt(5000, 1), 6)).unwrap();
+    let short = engine.submit(GenerateRequest::new(prompt(100, 2), 6)).unwrap();
+    let (mut first, mut text) = (std::collections::HashMap::<StreamId, usize>::new(), Vec::new());
+    for round in 1..=14 {
+        for (id, event) in engine.step().unwrap() {
+            if let Event::Text { tokens, .. } = event {
+                first.entry(id).or_insert(round);
+                text.extend(tokens.iter().filter(|_| id == long).map(|token| token.id));
+            }
+        }
+        assert_eq!(first.get(&decoding), Some(&1), "the decoding stream gets tokens from the first round on");
+    }
+    // 512 rows a round beside others; the short prompt is no long part and goes along with the first round.
+    assert_eq!((first[&short], first[&long]), (1, 10));
+    let whole: Vec<u32> = alone.tokens.iter().map(|token| token.id).collect();
+    assert_eq!(text, whole[..text.len()]);
+    // The toy's default reads a pass by slices.
+    assert!(log.lock().unwrap().passes.iter().all(|&rows| rows <= 256 + 3 * 65), "a pass is bounded");
+}
+
+#[test]
+fn the_embedded_pair_says_the_same_however_its_prompts_are_read() {
+    let run = |prefill_chunk, requests: &[GenerateRequest]| {
+        let config = EngineConfig { prefill_chunk, ..EngineConfig::default() };
+        let (mut engine, _) = embedded::engine_with(3, Some(2048), config);
+        let streams: Vec<StreamId> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        let mut texts = vec![Vec::new(); requests.len()];
+        while engine.load() != (0, 0) {
+            for (id, event) in engine.step().unwrap() {
+                let stream = streams.iter().position(|&stream| stream == id).unwrap();
+                if let Event::Text { tokens, .. } = event {
+                    texts[stream].extend(tokens.iter().map(|t| t.id));
+                }
+            }
+        }
+        texts
+    };
+    let request = |length: u32, mode| GenerateRequest {
+        ignore_eos: true,
+        speculation: Speculation { mode, ..Speculation::default() },
+        ..GenerateRequest::new((0..length).map(|i| (i * i + 7 * i) % 6000).collect(), 20)
+    };
+    let requests = [request(700, Mode::Tree), request(1100, Mode::Auto), request(90, Mode::Chain)];
+    assert_eq!(run(1024, &requests), run(128, &requests));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use canopy_e2e::Error;
 use canopy_e2e::embedded;
 use canopy_e2e::loader::{LoadOptions, load_target};
-use canopy_e2e::target::{LogitRows, Target, VerifyStream};
+use canopy_e2e::target::{LogitRows, PromptChunk, Target, VerifyStream};
 use canopy_kernels::DraftTree;
 use canopy_kernels::tree_gdn::{Solve, Variant};
 
@@ -35,6 +35,62 @@ fn every_chunking_of_a_prompt_gives_the_same_bits() {
         assert_eq!(rows, whole, "chunks of {size}");
         assert_eq!(state_bits(&target, 0), state, "chunks of {size}");
     }
+}
+
+/// Two prompts in one pass, one of them cut into passes anywhere, against their rows as trees.
+#[test]
+fn a_prefill_pass_has_the_bits_of_verified_chains() {
+    let mut target = model(&embedded::target(), 2, 1024);
+    target.set_taps(&[1, 6]).unwrap();
+    let long: Vec<u32> = (0..700).map(|i| (i * i + 7 * i) % 6000).collect();
+    let prompts = [&long[..], &long[300..330]];
+    let mut want = Vec::new();
+    for (slot, prompt) in prompts.iter().enumerate() {
+        let (mut logits, mut features) = (Vec::new(), Vec::new());
+        for part in prompt.chunks(200) {
+            let verified =
+                target.verify(&[stream(slot, part, DraftTree::chain(part.len()).unwrap())]).unwrap();
+            target.commit(&[(0..part.len()).collect()]).unwrap();
+            logits.extend(bits(&verified.logits.unwrap()));
+            features.extend(bits(&verified.features.unwrap()));
+        }
+        want.push((logits, features, state_bits(&target, slot)));
+    }
+    for cuts in [vec![700], vec![256, 444], vec![1, 698, 1]] {
+        let (mut logits, mut features) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
+        (0..2).for_each(|slot| target.reset(slot).unwrap());
+        let mut first = 0;
+        for (pass, &rows) in cuts.iter().enumerate() {
+            let chunk = |slot, tokens: &[u32]| PromptChunk {
+                slot,
+                tokens: tokens.to_vec(),
+                logits: LogitRows::All,
+                features: true,
+            };
+            let mut chunks = vec![chunk(0, &long[first..first + rows])];
+            if pass == 0 {
+                chunks.push(chunk(1, prompts[1]));
+            }
+            first += rows;
+            let read = target.prefill(&chunks).unwrap();
+            assert_eq!(read.logit_rows, read.cu_rows.iter().map(|&row| row as usize).collect::<Vec<_>>());
+            let (all, taps) = (read.logits.unwrap(), read.features.unwrap());
+            for (chunk, ends) in chunks.iter().zip(read.cu_rows.windows(2)) {
+                let part = |of: &candle_core::Tensor| {
+                    bits(&of.narrow(0, ends[0] as usize, (ends[1] - ends[0]) as usize).unwrap())
+                };
+                logits[chunk.slot].extend(part(&all));
+                features[chunk.slot].extend(part(&taps));
+            }
+        }
+        for (slot, (want_logits, want_features, want_state)) in want.iter().enumerate() {
+            assert_eq!(&logits[slot], want_logits, "logits of slot {slot}, cuts {cuts:?}");
+            assert_eq!(&features[slot], want_features, "features of slot {slot}, cuts {cuts:?}");
+            assert_eq!(&state_bits(&target, slot), want_state, "states of slot {slot}, cuts {cuts:?}");
+        }
+    }
+    let beyond = PromptChunk { slot: 0, tokens: vec![1; 2000], logits: LogitRows::None, features: false };
+    assert!(target.prefill(&[beyond]).is_err());
 }
 
 /// Known failure 16 among others: siblings share a position, so a row is that of the chain along its own path.

@@ -139,7 +139,7 @@ impl TryFrom<Args> for Config {
             max_waiting: in_range("max-waiting", args.max_waiting, 0, 1 << 20)?,
             context_len: args.context_len,
             threads: in_range("threads", args.threads.unwrap_or(parallelism), 1, 1024)?,
-            prefill_chunk: in_range("prefill-chunk", args.prefill_chunk, 1, MAX_BUDGET + 1)?,
+            prefill_chunk: prefill_chunk(&args)?,
             budget: in_range("budget", args.budget, 0, MAX_BUDGET)?,
             default_max_tokens: in_range("default-max-tokens", args.default_max_tokens, 1, 1 << 24)?,
             body_limit: in_range("body-limit", args.body_limit, 1024, 1 << 30)?,
@@ -175,7 +175,7 @@ impl Config {
             max_waiting: self.slots + self.max_waiting,
             default_budget: self.budget,
             cache_bytes: self.cache_bytes,
-            ..EngineConfig::default()
+            ..EngineConfig::on(&self.device)
         }
     }
 
@@ -208,6 +208,21 @@ fn in_range(argument: &'static str, value: usize, low: usize, high: usize) -> Re
         return Ok(value);
     }
     Err(ConfigError { argument, expected: format!("{low} to {high}"), got: value.to_string() })
+}
+
+/// Prompt tokens of a chunk: few beside the streams that decode, or whole slices in passes of their own.
+fn prefill_chunk(args: &Args) -> Result<usize, ConfigError> {
+    const SLICE: usize = MAX_BUDGET + 1;
+    let rows = args.prefill_chunk.unwrap_or(EngineConfig::on(&args.device).prefill_chunk);
+    match rows {
+        1..=SLICE => Ok(rows),
+        _ if rows.is_multiple_of(SLICE) => in_range("prefill-chunk", rows, 1, EngineConfig::MAX_PREFILL),
+        _ => Err(ConfigError {
+            argument: "prefill-chunk",
+            expected: format!("1 to {SLICE}, or a multiple of it"),
+            got: rows.to_string(),
+        }),
+    }
 }
 
 fn seconds(argument: &'static str, value: u64, low: usize) -> Result<Duration, ConfigError> {

@@ -103,6 +103,8 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         .planted("linear/", PRODUCT),
         product(kernel("linear bf16", "linear", terms, product_of(Rounding::Bf16)).rounded(&[0, 1]))
             .planted("linear/", PRODUCT),
+        product(kernel("linear whole", "linear", terms, product_of(Rounding::Whole)).rounded(&[0, 1]))
+            .planted("linear/whole_sm90a", PRODUCT),
         // widths that are no multiple of 8 never take the warpgroups' kernel
         Kernel {
             narrow: true,
@@ -242,6 +244,7 @@ fn product_of(rounding: Rounding) -> Run {
     match rounding {
         Rounding::Split => |gpu, scene, out| product(gpu, scene, (Rounding::Split, false), out),
         Rounding::Bf16 => |gpu, scene, out| product(gpu, scene, (Rounding::Bf16, false), out),
+        Rounding::Whole => |gpu, scene, out| product(gpu, scene, (Rounding::Whole, false), out),
     }
 }
 
@@ -301,7 +304,7 @@ fn add_norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let weight = inputs.weight.view();
     let norm = Norm { weight: &weight, eps: EPS, unit_offset: true };
     let two = [&inputs.rows[0].view(), &inputs.rows[1].view()];
-    launch::add_rms_norm(&gpu.0, norm, two, [&mut total.view_mut(), &mut y.view_mut()])?;
+    launch::add_rms_norm(&gpu.0, norm, two, &mut total.view_mut(), &mut y.view_mut())?;
     inputs.untouched(gpu)?;
     total.read(gpu, sum)?;
     y.read(gpu, out)

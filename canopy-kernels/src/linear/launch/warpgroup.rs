@@ -15,6 +15,9 @@ use crate::{Error, Result};
 
 const OP: &str = "linear";
 const WARPGROUP_IMAGE: &str = "linear/linear_sm90a";
+const WHOLE_IMAGE: &str = "linear/whole_sm90a";
+/// Rows and outputs of a tile of [`whole`], its threads and bytes of its ring: the twins of whole_sm90a.cu's constants.
+const WHOLE: (usize, usize, u32, u32) = (256, 128, 384, 4 * (8 * 2_048 + 256 * 128));
 /// CTAs that share a product's chunks: the multiprocessors of an H200. A constant, so that the order of a sum does not depend on the device.
 const WORKERS: usize = 132;
 /// Threads that multiply. A warp copies (of the largest tile a warpgroup), and one more rounds where rows are f32.
@@ -181,6 +184,46 @@ pub(super) fn forward(
         unsafe { launch.launch(config) }?;
     }
     Ok(())
+}
+
+/// [`super::forward`] by [`super::Rounding::Whole`] over bf16 weights, with every argument checked.
+pub(super) fn whole(
+    stream: &Arc<CudaStream>,
+    weight: &mut WeightOnDevice,
+    x: Source<'_>,
+    scratch: &mut CudaSlice<f32>,
+    starts: &[usize],
+    y: &mut CudaViewMut<'_, f32>,
+) -> Result<()> {
+    let (tile, outputs, threads, shared) = WHOLE;
+    let shape = &weight.shape;
+    let rows = x.len() / shape.inputs;
+    if rows == 0 {
+        return Ok(());
+    }
+    let mut args = shape.args();
+    args.rows = rows as u32;
+    for (to, &start) in args.start.iter_mut().zip(starts) {
+        *to = start as u32;
+    }
+    // clusters of two blocks each
+    let tiles = rows.div_ceil(tile) * (shape.tiles() * super::TILE).div_ceil(2 * outputs);
+    let config = LaunchConfig {
+        grid_dim: (2 * tiles.min(WORKERS / 2) as u32, 1, 1),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: shared,
+    };
+    let mut room = scratch.slice_mut(..);
+    let map = match x {
+        Source::Bf16(x) => map(stream, x, shape.inputs, tile / 2)?,
+        Source::F32(x) => map(stream, &round(stream, x, &mut room)?.as_view(), shape.inputs, tile / 2)?,
+    };
+    let mut launch = Launch::new(stream, OP, WHOLE_IMAGE, "linear_whole")?;
+    launch.value(&args).value(&map);
+    weight.packed.read_by(&mut launch);
+    launch.write(&mut *y);
+    // SAFETY: lengths checked by the caller; a warp writes its own outputs of its own rows, within the planes; rows past the last are zeros.
+    unsafe { launch.launch(config) }
 }
 
 /// `x` in bf16, in `room`.

@@ -167,7 +167,7 @@ impl EngineArgs {
 
     /// Loads the pair with one slot.
     pub fn load(&self, synthetic: &SyntheticArgs) -> Result<Ready> {
-        self.load_with(&self.options(), EngineConfig::default(), synthetic)
+        self.load_with(&self.options(), EngineConfig::on(&self.device), synthetic)
     }
 
     /// Loads the pair of `options` into an engine.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::Tensor;
 use canopy_e2e::loader::{self, LoadOptions, ModelSource, WeightDtype};
 use canopy_e2e::model::Qwen35;
-use canopy_e2e::target::{LogitRows, Target, VerifyStream};
+use canopy_e2e::target::{LogitRows, PromptChunk, Target, VerifyStream};
 use canopy_e2e::threads;
 use canopy_kernels::DraftTree;
 use canopy_kernels::tree_gdn::{Solve, Variant};
@@ -19,7 +19,7 @@ const SLOT: usize = 0;
 
 const EXAMPLE: &str = "\
 Writes these f32 tensors to --out:
-  logits           [positions, vocab]  one row per --ids token
+  logits           [positions, vocab]  one row per --ids token, or of the --last N
   tree_logits      [nodes, vocab]      one row per --tree-tokens node, after --ids
   round{r}.tree_logits                 the same for round r of --rounds
 and, when a path was committed (--path or --rounds), the states after it:
@@ -70,9 +70,12 @@ pub struct Args {
     /// What rows are rounded to before products and the delta rule on CUDA; the CPU takes them in f32
     #[arg(long, value_enum, default_value_t = Rows::F32)]
     rows: Rows,
-    /// Tokens of --ids per pass; the logits do not depend on it
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Tokens of --ids per pass; the logits do not depend on it. More than 256 are read as long prompts are
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     chunk: u16,
+    /// Writes the logits of this many last --ids alone
+    #[arg(long, value_name = "N")]
+    last: Option<usize>,
     /// `cpu`, `cuda` or `cuda:N`
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -148,7 +151,10 @@ fn compute(args: Args) -> Result<()> {
 
     let mut tensors = HashMap::new();
     if !args.ids.is_empty() {
-        tensors.insert("logits".into(), text(&mut target, &args.ids, args.chunk.into())?);
+        let logits = text(&mut target, &args.ids, args.chunk.into())?;
+        let rows = args.last.unwrap_or(args.ids.len()).min(args.ids.len());
+        let logits = logits.narrow(0, args.ids.len() - rows, rows)?.contiguous()?;
+        tensors.insert("logits".into(), logits);
     }
     let mut committed = false;
     for (index, round) in rounds.into_iter().enumerate() {
@@ -186,6 +192,12 @@ fn rounds(args: &Args) -> Result<Vec<Round>> {
 fn text(target: &mut Qwen35, ids: &[u32], chunk: usize) -> Result<Tensor> {
     let mut logits = Vec::new();
     for part in ids.chunks(chunk) {
+        if chunk > DraftTree::MAX_NODES {
+            let chunk =
+                PromptChunk { slot: SLOT, tokens: part.to_vec(), logits: LogitRows::All, features: false };
+            logits.push(target.prefill(&[chunk])?.logits.context("the target returned no logits")?);
+            continue;
+        }
         logits.push(verify(target, part.to_vec(), DraftTree::chain(part.len())?)?);
         target.commit(&[(0..part.len()).collect()])?;
     }

@@ -15,6 +15,7 @@ mod graphs;
 mod logits;
 mod matrix;
 mod pair;
+mod profile;
 mod record;
 mod rounds;
 mod sizes;
@@ -46,6 +47,7 @@ enum Command {
     Goldens(goldens::Args),
     Graphs(graphs::Args),
     Logits(logits::Args),
+    Profile(profile::Args),
     Rounds(rounds::Args),
     Sizes(sizes::Args),
     Soak(soak::Args),
@@ -85,6 +87,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Goldens(args) => goldens::run(args),
         Command::Graphs(args) => graphs::run(args),
         Command::Logits(args) => logits::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Rounds(args) => rounds::run(args),
         Command::Sizes(args) => sizes::run(args),
         Command::Soak(args) => soak::run(args),

@@ -73,7 +73,8 @@ fn soak(args: &Args) -> Result<()> {
     let context_len = args.engine.context.unwrap_or(longest + args.max_tokens);
     let slots = args.slots.get();
     let options = LoadOptions { slots, context_len: Some(context_len), ..args.engine.options() };
-    let mut ready = args.engine.load_with(&options, EngineConfig::default(), &args.synthetic)?;
+    let mut ready =
+        args.engine.load_with(&options, EngineConfig::on(&args.engine.device), &args.synthetic)?;
     let (requests, clock) = (args.requests.get(), Instant::now());
     let (mut memory, mut tokens, mut done) = (vec![(0, used(args)?)], 0, 0);
     while done < requests {
