@@ -110,7 +110,11 @@ impl CustomOp1 for Product<'_> {
         let lens = self.outputs.iter().map(|out| rows * out).collect::<Vec<_>>();
         let count = planes::elem_count(&lens);
         let mut weight = self.weight.lock();
-        let mut scratch = output::<f32>(device, weight.scratch_len(rows).max(1))?;
+        let len = match self.rounding {
+            Rounding::Whole => weight.scratch_len_whole(&device.cuda_stream(), rows).wrap()?,
+            _ => weight.scratch_len(rows),
+        };
+        let mut scratch = output::<f32>(device, len.max(1))?;
         let mut pack = output::<f32>(device, count)?;
         let starts = planes::starts(&lens);
         let (y, stream) = (pack.as_view_mut(), device.cuda_stream());

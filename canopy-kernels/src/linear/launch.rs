@@ -278,6 +278,17 @@ impl WeightOnDevice {
         spans.max(warpgroup::scratch_len(&self.shape, rows))
     }
 
+    /// [`Self::scratch_len`] of [`Rounding::Whole`], which leaves no sums.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn scratch_len_whole(&self, stream: &Arc<CudaStream>, rows: usize) -> Result<usize> {
+        Ok(match (&self.packed, self.takes_bf16(stream)?) {
+            (Packed::Bf16(_), true) => (rows * self.shape.inputs).div_ceil(2),
+            _ => self.scratch_len(rows),
+        })
+    }
+
     /// The row tile for this many rows, and its kernels.
     fn kernel(&self, rows: usize) -> Tiles {
         let kernels: &[Tiles] = match self.packed {
@@ -303,7 +314,8 @@ pub fn forward(
     mut y: CudaViewMut<'_, f32>,
 ) -> Result<()> {
     let shape = &weight.shape;
-    let rows = check(weight, x.len(), scratch.len(), starts, y.len())?;
+    let needed = needed(stream, weight, rounding, x.len())?;
+    let rows = check(weight, x.len(), (scratch.len(), needed), starts, y.len())?;
     if rounding != Rounding::Split && warpgroup::takes(&*Kernels::on(stream.context())?, shape) {
         return on_warpgroups(stream, weight, rounding, Source::F32(&x), scratch, starts, &mut y);
     }
@@ -347,7 +359,8 @@ pub fn forward_bf16(
     starts: &[usize],
     mut y: CudaViewMut<'_, f32>,
 ) -> Result<()> {
-    check(weight, x.len(), scratch.len(), starts, y.len())?;
+    let needed = needed(stream, weight, rounding, x.len())?;
+    check(weight, x.len(), (scratch.len(), needed), starts, y.len())?;
     if !weight.takes_bf16(stream)? {
         let wanted = format!("rows of {} bf16 inputs on this device", weight.shape.inputs);
         return Err(Error::Unsupported { op: OP, wanted, built: "multiples of 8 on compute capability 9.0" });
@@ -371,8 +384,24 @@ fn on_warpgroups(
     }
 }
 
-/// Checks the lengths of a product; returns its rows.
-fn check(weight: &WeightOnDevice, x: usize, scratch: usize, starts: &[usize], y: usize) -> Result<usize> {
+/// Elements of scratch for `x` values.
+fn needed(stream: &Arc<CudaStream>, weight: &WeightOnDevice, rounding: Rounding, x: usize) -> Result<usize> {
+    let rows = x / weight.shape.inputs;
+    if rounding == Rounding::Whole {
+        weight.scratch_len_whole(stream, rows)
+    } else {
+        Ok(weight.scratch_len(rows))
+    }
+}
+
+/// Checks the lengths of a product, those of its scratch and what it needs among them; returns its rows.
+fn check(
+    weight: &WeightOnDevice,
+    x: usize,
+    (scratch, needed): (usize, usize),
+    starts: &[usize],
+    y: usize,
+) -> Result<usize> {
     let shape = &weight.shape;
     let rows = x / shape.inputs;
     expect_len(OP, "x", &[rows, shape.inputs], x)?;
@@ -385,8 +414,8 @@ fn check(weight: &WeightOnDevice, x: usize, scratch: usize, starts: &[usize], y:
         }
         end = start + rows * out;
     }
-    if scratch < weight.scratch_len(rows) {
-        let (expected, got) = (Box::new([weight.scratch_len(rows)]), Box::new([scratch]));
+    if scratch < needed {
+        let (expected, got) = (Box::new([needed]), Box::new([scratch]));
         return Err(Error::Shape { op: OP, arg: "scratch", expected, got });
     }
     Ok(rows)

@@ -12,7 +12,7 @@ use crate::contract::subjects::conv::dims;
 use crate::contract::subjects::glue::{self as scenes, BEST, EPS};
 use crate::contract::subjects::rows::{HEADS, OUT, width};
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
-use crate::glue::launch::{self, Destinations, Norm, PoolElement, QkNormRope, Rows};
+use crate::glue::launch::{self, Destinations, Norm, PoolElement, QkNormRope, RowElement, Rows};
 use crate::linear::launch::{Rounding, WeightOnDevice, WeightShape};
 use crate::{Result, gates, kv_compact, linear, top_tokens, tree_conv};
 
@@ -112,10 +112,14 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         },
         int8_kernel(gpu, "linear int8", false).planted("linear/linear_sm90a", INT8_PRODUCT),
         int8_kernel(gpu, "linear int8 mma", true).planted("linear/", INT8_PRODUCT),
-        norm_kernel(gpu, "rms_norm", norm).planted("glue/norm", NORM),
-        norm_kernel(gpu, "add_rms_norm", add_norm).planted("glue/norm", NORM),
-        norm_kernel(gpu, "gated_rms_norm", gated_norm).planted("glue/norm", NORM),
-        kernel("glue swiglu", "glue swiglu", Bound::Element(1e-6), swiglu).planted("glue/gate", PLAIN),
+        norm_kernel(gpu, "rms_norm", norm::<f32>).planted("glue/norm", NORM),
+        norm_kernel(gpu, "add_rms_norm", add_norm::<f32>).planted("glue/norm", NORM),
+        norm_kernel(gpu, "gated_rms_norm", gated_norm::<f32>).planted("glue/norm", NORM),
+        kernel("glue swiglu", "glue swiglu", Bound::Element(1e-6), swiglu::<f32>).planted("glue/gate", PLAIN),
+        narrow(gpu, "rms_norm", norm::<bf16>),
+        narrow(gpu, "add_rms_norm", add_norm::<bf16>),
+        narrow(gpu, "gated_rms_norm", gated_norm::<bf16>),
+        narrow(gpu, "swiglu", swiglu::<bf16>),
         kernel("glue attn_gate f32", "glue attn_gate", Bound::Element(1e-6), attn_gate::<f32>)
             .planted("glue/gate", PLAIN),
         kernel("glue attn_gate bf16", "glue attn_gate", Bound::Element(1e-6), attn_gate::<bf16>)
@@ -157,6 +161,11 @@ fn norm_kernel(gpu: &Gpu, step: &str, call: Run) -> Kernel {
     let kernel = Kernel::new(gpu, &*name, &name, Bound::Element(1e-5), call);
     // random rows: a team's parts of a sum of ones are powers of two
     Kernel { sums: Some((Shape { wide: true, ..Shape::tree(3) }, |_| ())), ..kernel }
+}
+
+/// A step whose outputs come in bf16, as products take them.
+fn narrow(gpu: &Gpu, step: &str, call: Run) -> Kernel {
+    Kernel::new(gpu, format!("glue {step} to bf16"), &format!("glue {step}"), Bound::Rounded(1e-5), call)
 }
 
 fn rope_kernel<T: PoolElement + Element>(gpu: &Gpu, dtype: &str, bound: Bound) -> Kernel {
@@ -286,9 +295,9 @@ impl Normed {
     }
 }
 
-fn norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+fn norm<Out: RowElement + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let inputs = Normed::new(gpu, scene)?;
-    let mut y = Guarded::<f32>::output(gpu, "out", out.len())?;
+    let mut y = Guarded::<Out>::output(gpu, "out", out.len())?;
     let weight = inputs.weight.view();
     let norm = Norm { weight: &weight, eps: EPS, unit_offset: true };
     launch::rms_norm(&gpu.0, norm, &inputs.rows[0].view(), &mut y.view_mut())?;
@@ -296,11 +305,11 @@ fn norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     y.read(gpu, out)
 }
 
-fn add_norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+fn add_norm<Out: RowElement + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let inputs = Normed::new(gpu, scene)?;
     let (sum, out) = out.split_at_mut(scene.input(0).len());
     let mut total = Guarded::<f32>::output(gpu, "sum", sum.len())?;
-    let mut y = Guarded::<f32>::output(gpu, "out", out.len())?;
+    let mut y = Guarded::<Out>::output(gpu, "out", out.len())?;
     let weight = inputs.weight.view();
     let norm = Norm { weight: &weight, eps: EPS, unit_offset: true };
     let two = [&inputs.rows[0].view(), &inputs.rows[1].view()];
@@ -310,9 +319,9 @@ fn add_norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     y.read(gpu, out)
 }
 
-fn gated_norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+fn gated_norm<Out: RowElement + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let inputs = Normed::new(gpu, scene)?;
-    let mut y = Guarded::<f32>::output(gpu, "out", out.len())?;
+    let mut y = Guarded::<Out>::output(gpu, "out", out.len())?;
     let (weight, z) = (inputs.weight.view(), inputs.rows[1].view());
     let norm = Norm { weight: &weight, eps: EPS, unit_offset: true };
     let z = Rows { data: &z, stride: width(scene) };
@@ -321,10 +330,10 @@ fn gated_norm(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     y.read(gpu, out)
 }
 
-fn swiglu(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+fn swiglu<Out: RowElement + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let gate = Guarded::<f32>::input(gpu, "gate", scene.input(0))?;
     let up = Guarded::<f32>::input(gpu, "up", scene.input(1))?;
-    let mut y = Guarded::<f32>::output(gpu, "out", out.len())?;
+    let mut y = Guarded::<Out>::output(gpu, "out", out.len())?;
     let (g, u, stride) = (gate.view(), up.view(), width(scene));
     let [g, u] = [&g, &u].map(|data| Rows { data, stride });
     launch::swiglu(&gpu.0, stride, g, u, &mut y.view_mut())?;
