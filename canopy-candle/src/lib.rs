@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod accept_walk;
 mod append;
 mod attention;
 mod chain_conv;
@@ -7,6 +8,7 @@ mod check;
 mod conv;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod drafted_tokens;
 #[cfg(any(test, feature = "cuda"))]
 mod gaps;
 mod gates;
@@ -24,15 +26,19 @@ mod top_tokens;
 mod tree;
 mod wrap;
 
+pub use accept_walk::{AcceptWalk, StatedWalk, accept_walk};
 pub use append::{CacheRows, kv_append, kv_append_pair};
 pub use attention::{block_attention, tree_attention};
+pub use canopy_kernels::accept_walk::{Row as WalkedTree, stated_node};
 pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
+pub use canopy_kernels::drafted_tokens::source as drafted_source;
 pub use canopy_kernels::gdn_prefill::Sequences;
 pub use canopy_kernels::top_tokens::Row as TopRow;
 pub use canopy_kernels::tree_gdn::{Solve, Variant};
 pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
 pub use chain_conv::{chain_conv, chain_conv_advance};
 pub use conv::{tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_to};
+pub use drafted_tokens::drafted_tokens;
 pub use gates::gates;
 pub use gdn::{
     GdnTape, TreeGdnOutput, tree_gdn_commit, tree_gdn_commit_layers, tree_gdn_verify, tree_gdn_verify_into,

@@ -29,6 +29,12 @@ pub enum List {
     Destinations,
     /// Slots of draft blocks.
     Slots,
+    /// Ranks and depths of nodes, where a model says what is accepted.
+    Nodes,
+    /// The ranks that it wants.
+    Wanted,
+    /// Where drafted ids come from.
+    Sources,
 }
 
 /// What a pass reads besides weights and pools.
@@ -38,6 +44,12 @@ pub struct PassInputs {
     pub(crate) batch: Option<(TreeBatch, GdnDims)>,
     pub(crate) paths: Option<AcceptedPaths>,
     pub(crate) lists: Vec<(List, Arc<[i32]>)>,
+    /// Best tokens that ids come from.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU's ops take ids from the host alone")
+    )]
+    pub(crate) drafted: Option<Tensor>,
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "recordings depend on it, and are made on CUDA alone")
@@ -48,7 +60,14 @@ pub struct PassInputs {
 impl PassInputs {
     /// Nothing yet.
     pub fn new(device: &Device) -> Self {
-        Self { device: device.clone(), batch: None, paths: None, lists: Vec::new(), tag: Vec::new() }
+        Self {
+            device: device.clone(),
+            batch: None,
+            paths: None,
+            lists: Vec::new(),
+            drafted: None,
+            tag: Vec::new(),
+        }
     }
 
     /// Trees, verified by layers of these sizes.
@@ -75,8 +94,18 @@ impl PassInputs {
     /// Token ids, as a list.
     #[must_use]
     pub fn with_ids(self, ids: &[u32]) -> Self {
+        if self.device.is_cpu() {
+            return self;
+        }
         let ids: Vec<i32> = ids.iter().map(|id| id.cast_signed()).collect();
         self.with_list(List::Ids, &ids)
+    }
+
+    /// Has the ids come from a draft before the pass reads them: `best` is what [`top_tokens`](crate::top_tokens) gave, and
+    /// [`drafted_source`](crate::drafted_source) or -1, which keeps an id, is a source. The CPU's ops take ids from the host alone.
+    #[must_use]
+    pub fn with_drafted_ids(self, best: &Tensor, sources: &[i32]) -> Self {
+        Self { drafted: Some(best.clone()), ..self.with_list(List::Sources, sources) }
     }
 
     /// Where rows go in pools of `capacity` rows a slot, as a list.
@@ -105,7 +134,9 @@ impl PassInputs {
         if let Device::Cuda(device) = &self.device {
             let stream = device.cuda_stream();
             let staged = crate::cuda::inputs::Staged::new(&stream, self)?;
-            return Ok(staged.place(self, &staged.upload(&stream)?));
+            let placed = staged.place(self, &staged.upload(&stream)?);
+            placed.fill(self)?;
+            return Ok(placed);
         }
         let tree = self.batch().map(|batch| DeviceTree::new(batch.clone(), &self.device));
         let paths = self.paths.clone().map(|paths| DevicePaths::new(paths, &self.device));
@@ -144,8 +175,8 @@ impl Placed {
         self.paths.as_ref().map_or_else(|| missing("paths"), Ok)
     }
 
-    /// Runs `work`, whose ops find the lists on the device.
-    pub(crate) fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Runs `work`, whose ops find the lists on the device: a pass's own work, and what follows it over the same inputs.
+    pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         #[cfg(feature = "cuda")]
         return crate::cuda::lists::with(self.lists.clone(), work);
         #[cfg(not(feature = "cuda"))]
@@ -187,6 +218,8 @@ pub struct Ran<T> {
     pub recording: bool,
     /// Why a pass that was due could not be recorded; it ran nevertheless.
     pub refused: Option<String>,
+    /// Its inputs, for what follows it; a recording's are this run's until its next one.
+    pub placed: Placed,
 }
 
 /// How passes ran.
@@ -288,6 +321,6 @@ impl<T> Passes<T> {
         }
         let placed = inputs.place()?;
         let value = Arc::new(placed.scope(|| work(&placed))?);
-        Ok(Ran { value, recording: false, refused: None })
+        Ok(Ran { value, recording: false, refused: None, placed })
     }
 }

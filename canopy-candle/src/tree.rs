@@ -158,7 +158,7 @@ impl DevicePaths {
         Self { host, device: device.clone(), on_device: Some(Arc::new(on_device)) }
     }
 
-    /// The paths themselves.
+    /// The paths themselves; those that the device's walk found are [`AcceptedPaths::unknown`] to the host.
     pub fn host(&self) -> &AcceptedPaths {
         &self.host
     }

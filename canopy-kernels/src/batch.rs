@@ -196,6 +196,16 @@ impl AcceptedPaths {
         Ok(Self { rows, cu_rows, slots: batch.slots().to_vec(), cu_nodes: batch.cu_nodes().to_vec() })
     }
 
+    /// Stands for paths that only the device knows: every row, which is as far as they reach.
+    pub fn unknown(batch: &TreeBatch) -> Self {
+        Self {
+            rows: (0..batch.rows() as i32).collect(),
+            cu_rows: batch.cu_nodes().to_vec(),
+            slots: batch.slots().to_vec(),
+            cu_nodes: batch.cu_nodes().to_vec(),
+        }
+    }
+
     /// Checks that every slot lies inside a pool of `pool_slots` slots.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+pub mod accept_walk;
 mod attend;
 mod batch;
 pub mod block_attention;
@@ -8,6 +9,7 @@ pub mod contract;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod dims;
+pub mod drafted_tokens;
 mod error;
 pub mod gates;
 pub mod gdn_prefill;

@@ -5,7 +5,7 @@ mod overlapped;
 use std::any::Any;
 
 use candle_core::Tensor;
-use canopy_candle::PassCounts;
+use canopy_candle::{PassCounts, WalkedTree, drafted_tokens};
 use canopy_kernels::{DraftTree, TreeBatch};
 
 use crate::Result;
@@ -74,6 +74,43 @@ pub struct Prefilled {
     pub features: Option<Tensor>,
 }
 
+/// Tokens of drafted nodes, where the draft is.
+#[derive(Clone, Debug)]
+pub struct DraftedTokens {
+    /// What [`canopy_candle::top_tokens`] gave for the drafts' logits.
+    pub best: Tensor,
+    /// [`canopy_candle::drafted_source`] of every packed node, -1 for those whose tokens are known.
+    pub sources: Vec<i32>,
+}
+
+impl DraftedTokens {
+    /// The streams with all their tokens, read from where they are.
+    ///
+    /// # Errors
+    /// When the sources are not those of the streams' nodes; from the device.
+    pub fn known(&self, streams: &[VerifyStream]) -> Result<Vec<VerifyStream>> {
+        let mut tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
+        drafted_tokens(&self.best, &self.sources, &mut tokens)?;
+        let mut rest = tokens.as_slice();
+        let with_tokens = |stream: &VerifyStream| {
+            let (own, others) = rest.split_at(stream.tokens.len());
+            rest = others;
+            VerifyStream { tokens: own.to_vec(), ..stream.clone() }
+        };
+        Ok(streams.iter().map(with_tokens).collect())
+    }
+}
+
+/// The ranks that a stated model of acceptance wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatedRanks {
+    /// Every node's rank and depth, [`canopy_candle::stated_node`].
+    pub nodes: Vec<u32>,
+    /// `[streams, 2, most]`: the rank wanted at depths 1 to `most` behind nodes of rank 0 alone, and behind others; -1 for none. `most` is one more than
+    /// the deepest node's depth.
+    pub wanted: Vec<i32>,
+}
+
 /// A saved sequence: recurrent states, conv states, keys and values, and the committed length.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -130,6 +167,26 @@ pub trait Target: Send {
     /// Reads and commits parts of prompts, of one slot each. On an error the slots of all chunks hold nothing that can be used: reset them.
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Result<Prefilled> {
         prefill_by_slices(self, chunks)
+    }
+    /// [`Self::verify`] of trees some of whose tokens only a drafter's device knows; what `streams` have in their places are tokens too.
+    fn verify_drafted(&mut self, streams: &[VerifyStream], drafted: &DraftedTokens) -> Result<Verified> {
+        self.verify(&drafted.known(streams)?)
+    }
+    /// Whether [`Self::walk_and_commit`] is to be used for rounds that it can serve.
+    fn walks(&self) -> bool {
+        false
+    }
+    /// Walks the trees of the last verify, of which every row has logits, where its logits are, and commits the paths without waiting to
+    /// hear of them: [`Self::commit`] of the paths of the trees that have not failed. `stated` says which children are accepted in place of
+    /// the rows' best tokens.
+    fn walk_and_commit(
+        &mut self,
+        verified: &Verified,
+        stated: Option<&StatedRanks>,
+    ) -> Result<Vec<WalkedTree>> {
+        let _ = (verified, stated);
+        let expected = "a target that walks trees itself".into();
+        Err(crate::Error::Request { field: "target", expected, got: "another".into() })
     }
     /// Saves a slot.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream};
-use candle_core::{Device, Result};
+use candle_core::{Device, Result, Storage};
 use canopy_kernels::cuda::{DeviceList, PathsLayout, Place, Words};
+use canopy_kernels::drafted_tokens::launch;
+use canopy_kernels::top_tokens::row_words;
 use canopy_kernels::tree_gdn::dispatch::Design;
 
-use super::lists;
 use super::parts::{self, BatchLayout};
+use super::{lists, view};
+use crate::check::arg;
 use crate::recorded::{List, PassInputs, Placed};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
@@ -82,5 +86,24 @@ impl Staged {
             paths: paths.map(|(host, layout)| DevicePaths::placed(host.clone(), device, layout.on(upload))),
             lists: lists.collect(),
         }
+    }
+}
+
+impl Placed {
+    /// Puts drafted ids into their list, in place and in the stream's order.
+    pub(crate) fn fill(&self, inputs: &PassInputs) -> Result<()> {
+        let Some(best) = &inputs.drafted else { return Ok(()) };
+        let name = arg("pass", "drafted ids");
+        let list = |what| self.lists.iter().find(|placed| placed.what == what);
+        let (Some(ids), Some(sources)) = (list(List::Ids), list(List::Sources)) else {
+            return name.refuse(format_args!("ids and sources among the lists"), format_args!("none"));
+        };
+        let (storage, layout) = best.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else {
+            return name.refuse(format_args!("best tokens on CUDA"), format_args!("others"));
+        };
+        let k = layout.dims().last().map_or(0, |words| words.saturating_sub(row_words(0)) / 2);
+        let (stream, best) = (storage.device().cuda_stream(), view::<u32>(name, storage, layout)?);
+        launch::forward(&stream, k, &best, (&sources.host, &sources.on_device), &ids.on_device).wrap()
     }
 }

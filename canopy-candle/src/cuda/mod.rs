@@ -11,6 +11,7 @@ pub(crate) mod lists;
 pub(crate) mod memory;
 pub(crate) mod parts;
 pub(crate) mod passes;
+pub(crate) mod walk;
 
 use std::sync::Arc;
 

@@ -79,18 +79,24 @@ impl<T> Recordings<T> {
         if let Some(kept) = self.kept.get_mut(staged.key()) {
             kept.used = self.clock;
             staged.replace(&self.stream, &kept.upload)?;
+            let placed = staged.place(inputs, &kept.upload);
+            placed.fill(inputs)?;
             kept.graph.launch()?;
             self.counts.replayed += 1;
-            return Ok(Ran { value: kept.value.clone(), recording: true, refused: None });
+            return Ok(Ran { value: kept.value.clone(), recording: true, refused: None, placed });
         }
         let upload = staged.upload(&self.stream)?;
         let placed = staged.place(inputs, &upload);
-        let work = || placed.scope(|| work(&placed));
+        placed.fill(inputs)?;
+        let run = || placed.scope(|| work(&placed));
         let mut refused = None;
         if let Some(plan) = self.due(staged.key()) {
-            let recorded = self.recorder.record(&plan, work);
+            let recorded = self.recorder.record(&plan, run);
             match recorded.and_then(|(graph, value)| Ok((graph.launch().map(|()| graph)?, value))) {
-                Ok((graph, value)) => return Ok(self.keep(staged.key().clone(), graph, upload, value)),
+                Ok((graph, value)) => {
+                    let value = self.keep(staged.key().clone(), graph, upload, value);
+                    return Ok(Ran { value, recording: true, refused: None, placed });
+                }
                 Err(error) => {
                     self.counts.refused += 1;
                     self.fates.insert(staged.key().clone(), Fate::Refused);
@@ -99,8 +105,8 @@ impl<T> Recordings<T> {
             }
         }
         self.counts.plain += 1;
-        let value = Arc::new(self.launch(staged.key(), work)?);
-        Ok(Ran { value, recording: false, refused })
+        let value = Arc::new(self.launch(staged.key(), run)?);
+        Ok(Ran { value, recording: false, refused, placed })
     }
 
     /// Runs a pass kernel by kernel; one of an unknown key is watched.
@@ -131,7 +137,7 @@ impl<T> Recordings<T> {
         }
     }
 
-    fn keep(&mut self, key: PassKey, graph: Graph, upload: Arc<CudaSlice<u32>>, value: T) -> Ran<T> {
+    fn keep(&mut self, key: PassKey, graph: Graph, upload: Arc<CudaSlice<u32>>, value: T) -> Arc<T> {
         self.fates.remove(&key);
         if self.kept.len() >= self.most {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(key, _)| key.clone());
@@ -141,6 +147,6 @@ impl<T> Recordings<T> {
         let value = Arc::new(value);
         let kept = Kept { graph, upload, value: value.clone(), used: self.clock };
         self.kept.insert(key, kept);
-        Ran { value, recording: true, refused: None }
+        value
     }
 }

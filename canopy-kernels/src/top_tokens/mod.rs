@@ -38,6 +38,9 @@ pub const MOST_K_ON_CUDA: usize = 64;
 /// Words of one row before its logits.
 const HEAD: usize = 2;
 
+/// A row's flags when it holds finite logits alone.
+pub const FINITE: u32 = 0;
+
 /// A row holds NaN or +infinity, or nothing but -infinity: it is no distribution.
 pub const NO_DISTRIBUTION: u32 = 1;
 
@@ -45,7 +48,7 @@ pub const NO_DISTRIBUTION: u32 = 1;
 pub const FORBIDDEN: u32 = 2;
 
 /// Words of one row of `out`.
-pub fn row_words(k: usize) -> usize {
+pub const fn row_words(k: usize) -> usize {
     HEAD + 2 * k
 }
 
@@ -74,7 +77,7 @@ impl<'a> Row<'a> {
 
     /// True when neither NaN nor an infinity is among the logits.
     pub fn is_finite(&self) -> bool {
-        self.words[0] == 0
+        self.words[0] == FINITE
     }
 
     /// True when the logits give every token a probability: no NaN, no +infinity, not -infinity alone.

@@ -24,6 +24,11 @@ impl Random {
         (self.bits() >> 40) as f32 / (1u64 << 24) as f32
     }
 
+    /// Uniform below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.bits() % bound as u64) as usize
+    }
+
     /// About normal: the sum of twelve uniforms.
     pub fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0

@@ -1,11 +1,13 @@
 //! CUDA kernels against the float64 oracles, on a device. Without one every test is listed as ignored and one line says why;
 //! `CANOPY_REQUIRE_GPU=1` turns that into a failure. Outputs start as NaN, so an element that a kernel does not write shows.
 
+mod accept_walk;
 mod attention;
 mod block;
 mod blocked;
 mod conv;
 mod data;
+mod drafted_tokens;
 mod folds;
 mod fused;
 mod fused_commit;
@@ -46,10 +48,12 @@ fn main() -> ExitCode {
         }
     }
     let rooms = [
+        accept_walk::TESTS,
         attention::TESTS,
         block::TESTS,
         blocked::TESTS,
         conv::TESTS,
+        drafted_tokens::TESTS,
         folds::TESTS,
         fused::TESTS,
         fused_commit::TESTS,

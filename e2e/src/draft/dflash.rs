@@ -160,7 +160,7 @@ impl DFlash {
         requests: &[DraftRequest],
         observe: Observer<'_>,
     ) -> Result<Vec<Tensor>> {
-        self.run(false, requests, self.config.block_size, Some(observe))
+        split(requests, &self.run(false, requests, self.config.block_size, Some(observe))?)
     }
 
     /// Blocks of `rows` rows. With an observer, and on a device, where a recording serves any horizons, the last layer computes every row,
@@ -171,11 +171,11 @@ impl DFlash {
         requests: &[DraftRequest],
         rows: usize,
         observe: Option<Observer<'_>>,
-    ) -> Result<Vec<Tensor>> {
+    ) -> Result<Tensor> {
         self.check_requests(requests, rows)?;
         let wanted = wanted(requests, rows);
         if wanted.is_empty() {
-            return self.split(requests, None);
+            return Ok(Tensor::zeros((0, self.config.vocab_size), DType::F32, self.norm.device())?);
         }
         let products = if quick { &self.rounded } else { &self.exact };
         let kept = Some(wanted.as_slice());
@@ -200,13 +200,13 @@ impl DFlash {
                     .with_list(List::Slots, &blocks.slots)
                     .with_destinations(places.cache_rows(), self.cache.capacity())
                     .tagged([quick.into(), rows as u64]);
-                let normed = run_recorded(Some(&self.blocks), &inputs, |_| {
+                let (normed, _) = run_recorded(Some(&self.blocks), &inputs, |_| {
                     self.block(products, &block, &tokens, (None, &mut |_, _| {}))
                 })?;
                 keep(normed.as_ref().clone(), kept)?
             }
         };
-        self.split(requests, Some(products.head.logits(&normed)?))
+        Ok(products.head.logits(&normed)?.to_dtype(DType::F32)?)
     }
 
     fn eps(&self) -> f32 {
@@ -263,21 +263,17 @@ impl DFlash {
         }
         Ok(normed)
     }
+}
 
-    /// The packed logits of the wanted rows, one tensor `[horizon, vocab]` per request.
-    fn split(&self, requests: &[DraftRequest], logits: Option<Tensor>) -> Result<Vec<Tensor>> {
-        let mut first = 0;
-        let mut take = |request: &DraftRequest| {
-            let Some(logits) = logits.as_ref().filter(|_| request.horizon > 0) else {
-                let device = self.norm.device();
-                return Ok(Tensor::zeros((0, self.config.vocab_size), DType::F32, device)?);
-            };
-            let rows = logits.narrow(0, first, request.horizon)?.to_dtype(DType::F32)?;
-            first += request.horizon;
-            Ok(rows)
-        };
-        requests.iter().map(&mut take).collect()
-    }
+/// The parts of packed logits, one tensor `[horizon, vocab]` per request.
+fn split(requests: &[DraftRequest], logits: &Tensor) -> Result<Vec<Tensor>> {
+    let mut first = 0;
+    let mut take = |request: &DraftRequest| {
+        let rows = logits.narrow(0, first, request.horizon)?;
+        first += request.horizon;
+        Ok(rows)
+    };
+    requests.iter().map(&mut take).collect()
 }
 
 fn recorded(device: &Device, graphs: bool) -> Result<Passes<Tensor>> {
@@ -345,11 +341,15 @@ impl Drafter for DFlash {
     }
 
     fn draft_rows(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
-        run_pass(self.norm.device(), || self.run(false, requests, rows, None))
+        split(requests, &self.draft_packed(requests, rows, false)?)
     }
 
     fn draft_quickly(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
-        run_pass(self.norm.device(), || self.run(true, requests, rows, None))
+        split(requests, &self.draft_packed(requests, rows, true)?)
+    }
+
+    fn draft_packed(&mut self, requests: &[DraftRequest], rows: usize, quick: bool) -> Result<Tensor> {
+        run_pass(self.norm.device(), || self.run(quick, requests, rows, None))
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

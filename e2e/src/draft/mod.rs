@@ -59,6 +59,14 @@ pub trait Drafter: Send {
     fn draft_quickly(&mut self, requests: &[DraftRequest], rows: usize) -> Result<Vec<Tensor>> {
         self.draft_rows(requests, rows)
     }
+    /// [`Self::draft_rows`], or [`Self::draft_quickly`], with the logits of all requests one below the other, `[sum of horizons, vocab]`.
+    fn draft_packed(&mut self, requests: &[DraftRequest], rows: usize, quick: bool) -> Result<Tensor> {
+        let logits = match quick {
+            true => self.draft_quickly(requests, rows)?,
+            false => self.draft_rows(requests, rows)?,
+        };
+        Ok(Tensor::cat(&logits, 0)?)
+    }
     /// Saves a slot's context.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved context into a slot.

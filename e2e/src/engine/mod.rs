@@ -22,6 +22,7 @@ mod stop;
 mod stream;
 mod target_rows;
 mod text;
+mod walked;
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -77,6 +78,8 @@ pub struct EngineConfig {
     pub synthetic: Option<SyntheticAcceptance>,
     /// Wait for the device after every stage, so that each stage's seconds are its own. Slows rounds down.
     pub settle_stages: bool,
+    /// Walk every tree on the host, and read every draft there, even where the target could do without: to compare. Texts are the same.
+    pub host_walk: bool,
 }
 
 impl Default for EngineConfig {
@@ -92,6 +95,7 @@ impl Default for EngineConfig {
             cache_page: 256,
             synthetic: None,
             settle_stages: false,
+            host_walk: false,
         }
     }
 }

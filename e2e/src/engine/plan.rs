@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
+use canopy_candle::top_tokens;
 use canopy_kernels::DraftTree;
 
 use super::auto::{Candidate, Choice, Fixed, Lookup, Spent, draft_load};
@@ -48,6 +49,8 @@ pub(super) struct Work {
     /// Index in the running streams.
     pub index: usize,
     pub rows: Rows,
+    /// The first row of [`Plan::unseen`] that its nodes' tokens come from.
+    pub unseen: Option<usize>,
 }
 
 impl Work {
@@ -56,6 +59,14 @@ impl Work {
         match &self.rows {
             Rows::Prompt(count) => *count,
             Rows::Tree { tree, .. } => tree.tokens().len(),
+        }
+    }
+
+    /// Its draft tree, if it is none of a prompt's chunks.
+    pub fn tree(&self) -> Option<&CandidateTree> {
+        match &self.rows {
+            Rows::Prompt(_) => None,
+            Rows::Tree { tree, .. } => Some(tree),
         }
     }
 
@@ -93,17 +104,40 @@ pub(super) struct Plan {
     pub draft_load: usize,
     /// Its seconds, tree building included; `None` when a prompt's features were taken in with it.
     pub draft_seconds: Option<f64>,
+    /// The best tokens of drafts that the host does not wait for.
+    pub unseen: Option<Tensor>,
 }
 
 /// One stream's draft before it is drawn.
-struct Draft {
-    index: usize,
-    root: u32,
-    horizon: usize,
-    budget: usize,
-    mode: Mode,
+pub(super) struct Draft {
+    pub index: usize,
+    pub root: u32,
+    pub horizon: usize,
+    pub budget: usize,
+    pub mode: Mode,
     /// Rows of its block.
     block_rows: usize,
+}
+
+impl Draft {
+    /// The grammar that it has to obey.
+    fn grammar<'a>(&self, stream: &'a Stream) -> Option<&'a Grammar> {
+        stream.picker.rules.as_ref().and_then(Rules::drafted_grammar)
+    }
+
+    fn options(&self, stream: &Stream) -> BuildOptions {
+        let top_k = match self.mode {
+            Mode::Chain => 1,
+            Mode::Auto => AUTO_TOP_K,
+            Mode::Ar | Mode::Tree => usize::MAX,
+        };
+        // A grammar prunes the tree: a larger one is drawn, so that something is left.
+        let budget = match self.grammar(stream) {
+            Some(_) if self.mode != Mode::Chain => (self.budget * PRUNED_FROM).min(DraftTree::MAX_NODES - 1),
+            _ => self.budget,
+        };
+        BuildOptions { budget, top_k }
+    }
 }
 
 /// A stream that drafts nothing, or a chain that is looked up.
@@ -130,7 +164,7 @@ impl Engine {
         let mut plan = Plan { work: self.prompt_chunks(), ..Plan::default() };
         let (drafts, undrafted) = self.wanted_drafts();
         for stream in undrafted {
-            plan.work.push(Work { index: stream.index, rows: stream.rows()? });
+            plan.work.push(Work { index: stream.index, rows: stream.rows()?, unseen: None });
         }
         if !drafts.is_empty() {
             self.draft(drafts, &mut plan, times)?;
@@ -147,7 +181,7 @@ impl Engine {
             true => short_parts(&readable),
             false => fair_shares(&readable, self.config.prefill_chunk),
         };
-        let chunk = |(index, count): (usize, usize)| Work { index, rows: Rows::Prompt(count) };
+        let chunk = |(index, count): (usize, usize)| Work { index, rows: Rows::Prompt(count), unseen: None };
         shares.into_iter().enumerate().filter(|&(_, count)| count > 0).map(chunk).collect()
     }
 
@@ -235,17 +269,18 @@ impl Engine {
         };
         // `auto` has one block length a round, the other modes the drafter's own; the drafts of one call are neighbours.
         let call = |draft: &Draft| (draft.block_rows, draft.mode == Mode::Auto);
-        let mut logits = Vec::with_capacity(drafts.len());
+        let mut logits = Vec::new();
         for same in drafts.chunk_by(|a, b| call(a) == call(b)) {
             let requests: Vec<_> = same.iter().map(request).collect();
-            logits.extend(match call(&same[0]) {
-                (rows, true) => drafter.draft_quickly(&requests, rows)?,
-                (rows, false) => drafter.draft_rows(&requests, rows)?,
-            });
+            let (rows, quick) = call(&same[0]);
+            logits.push((same.len(), drafter.draft_packed(&requests, rows, quick)?));
         }
-        self.settle(logits.first())?;
+        self.settle(logits.first().map(|(_, logits)| logits))?;
         drop(span);
         times.draft += started.elapsed().as_secs_f64();
+        if let ([(_, logits)], true) = (logits.as_slice(), self.drafts_stay(&drafts, &plan.work)) {
+            return leave(&drafts, logits, plan);
+        }
         let building = Instant::now();
         let span = tracing::debug_span!("build").entered();
         let trees = self.build(&drafts, &logits, &plan.work)?;
@@ -253,34 +288,39 @@ impl Engine {
         plan.draft_load = drafts.iter().map(|d| draft_load(d.block_rows, d.horizon)).sum();
         for (&Draft { index, block_rows, horizon, .. }, tree) in drafts.iter().zip(trees) {
             let source = Source::Drafter { block_rows, horizon };
-            plan.work.push(Work { index, rows: Rows::Tree { tree, source } });
+            plan.work.push(Work { index, rows: Rows::Tree { tree, source }, unseen: None });
         }
         times.build += building.elapsed().as_secs_f64();
         plan.draft_seconds = ordinary.then(|| started.elapsed().as_secs_f64());
         Ok(())
     }
 
+    /// The drafts' distributions, of the logits of so many neighbours each.
+    fn marginals(&self, drafts: &[Draft], logits: &[(usize, Tensor)]) -> Result<Vec<Marginals>> {
+        let (mut marginals, mut rest) = (Vec::with_capacity(drafts.len()), drafts);
+        for (count, logits) in logits {
+            let (same, others) = rest.split_at(*count);
+            let drawn: Vec<_> =
+                same.iter().map(|draft| (draft.horizon, draft.options(&self.running[draft.index]))).collect();
+            marginals.extend(Marginals::from_packed(logits, &drawn)?);
+            rest = others;
+        }
+        Ok(marginals)
+    }
+
     /// The drafts' trees. Logits that are no distribution end a tree before them; the stream loses speed, not its text.
-    fn build(&mut self, drafts: &[Draft], logits: &[Tensor], others: &[Work]) -> Result<Vec<CandidateTree>> {
+    fn build(
+        &mut self,
+        drafts: &[Draft],
+        logits: &[(usize, Tensor)],
+        others: &[Work],
+    ) -> Result<Vec<CandidateTree>> {
         let mut trees = Vec::with_capacity(drafts.len());
         let (mut auto, mut worth, mut chains) = (Vec::new(), Vec::new(), Vec::new());
         let looks = self.tuner.looks_at_trees();
-        for (draft, logits) in drafts.iter().zip(logits) {
-            let top_k = match draft.mode {
-                Mode::Chain => 1,
-                Mode::Auto => AUTO_TOP_K,
-                Mode::Ar | Mode::Tree => usize::MAX,
-            };
-            let grammar = self.running[draft.index].picker.rules.as_ref().and_then(Rules::drafted_grammar);
-            // A grammar prunes the tree: a larger one is drawn, so that something is left.
-            let budget = match grammar {
-                Some(_) if draft.mode != Mode::Chain => {
-                    (draft.budget * PRUNED_FROM).min(DraftTree::MAX_NODES - 1)
-                }
-                _ => draft.budget,
-            };
-            let options = BuildOptions { budget, top_k };
-            let mut marginals = Marginals::from_tensor(logits, options)?;
+        for (draft, mut marginals) in drafts.iter().zip(self.marginals(drafts, logits)?) {
+            let stream = &self.running[draft.index];
+            let (grammar, options) = (draft.grammar(stream), draft.options(stream));
             if let Some(model) = &self.config.synthetic {
                 marginals = model.marginals(&marginals);
             }
@@ -327,6 +367,19 @@ impl Engine {
         }
         Ok(trees)
     }
+}
+
+/// Has drafted chains verified with the tokens where they are.
+fn leave(drafts: &[Draft], logits: &Tensor, plan: &mut Plan) -> Result<()> {
+    let mut first = 0;
+    for draft in drafts {
+        let source = Source::Drafter { block_rows: draft.block_rows, horizon: draft.horizon };
+        let rows = Rows::Tree { tree: Engine::unseen_chain(draft)?, source };
+        plan.work.push(Work { index: draft.index, rows, unseen: Some(first) });
+        first += draft.horizon;
+    }
+    plan.unseen = Some(top_tokens(logits, 1)?);
+    Ok(())
 }
 
 /// Leaves out what a grammar does not allow, of a tree and of what its nodes are worth.

@@ -20,16 +20,26 @@ pub(super) struct Outcome {
     /// Nodes to commit, root first.
     pub path: Vec<usize>,
     /// Accepted nodes and the token after them, for the report: before the end of the generation cut them.
-    walked: Option<(Vec<usize>, u32)>,
+    pub walked: Option<(Vec<usize>, u32)>,
     /// What became visible; `None` for a prompt chunk that is not the last.
-    emission: Option<Emission>,
+    pub emission: Option<Emission>,
     /// Why the stream cannot go on.
-    failed: Option<Failure>,
+    pub failed: Option<Failure>,
 }
 
 impl Outcome {
-    fn failed(failure: Failure) -> Self {
+    pub fn failed(failure: Failure) -> Self {
         Self { path: Vec::new(), walked: None, emission: None, failed: Some(failure) }
+    }
+
+    /// The stream takes in what was accepted.
+    pub fn accepted(stream: &mut Stream, accepted: Accepted) -> Self {
+        let Accepted { path, tokens } = accepted;
+        let walked = tokens.last().map(|bonus| (path.clone(), bonus.id));
+        let emission = stream.output.push(tokens);
+        // A generation that ends inside the path is committed up to its last token.
+        let kept = path.len().min(emission.tokens.len() + 1);
+        Self { path: path[..kept].to_vec(), walked, emission: Some(emission), failed: None }
     }
 }
 
@@ -43,14 +53,16 @@ impl Engine {
         }
         let clock = Instant::now();
         let span = tracing::debug_span!("verify").entered();
-        let streams = plan.work.iter().map(|work| work.verify(&self.running[work.index]));
-        let verified = self.target.verify(&streams.collect::<crate::Result<Vec<_>>>()?)?;
+        let verified = self.verify(&plan)?;
         self.settle(verified.logits.as_ref())?;
         drop(span);
         times.verify = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
         let span = tracing::debug_span!("accept").entered();
-        let outcomes = self.accept(&plan.work, verified.logits.as_ref(), &verified.logit_rows)?;
+        let (outcomes, committed) = match self.walk_where_verified(&plan.work, &verified)? {
+            Some(outcomes) => (outcomes, true),
+            None => (self.accept(&plan.work, verified.logits.as_ref(), &verified.logit_rows)?, false),
+        };
         drop(span);
         times.accept = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
@@ -58,6 +70,7 @@ impl Engine {
         let paths: Vec<Vec<usize>> = outcomes.iter().map(|outcome| outcome.path.clone()).collect();
         // Who has drafted is likely to draft again: the commit may go on beside that.
         match plan.work.iter().any(Work::drafted) {
+            _ if committed => {}
             true => self.target.commit_beside(&paths)?,
             false => self.target.commit(&paths)?,
         }
@@ -115,14 +128,7 @@ impl Engine {
             },
             Rows::Tree { tree, .. } => match walk(tree, rows, start, &mut stream.picker, judge)? {
                 Err(failure) => Outcome::failed(failure),
-                Ok(Accepted { path, tokens }) => {
-                    let walked = tokens.last().map(|bonus| (path.clone(), bonus.id));
-                    let emission = stream.output.push(tokens);
-                    // A generation that ends inside the path is committed up to its last token.
-                    let kept = path.len().min(emission.tokens.len() + 1);
-                    let path = path[..kept].to_vec();
-                    Outcome { path, walked, emission: Some(emission), failed: None }
-                }
+                Ok(accepted) => Outcome::accepted(stream, accepted),
             },
         })
     }
@@ -164,6 +170,10 @@ impl Engine {
 
     /// Tells `auto` what the round cost and brought.
     fn learn(&mut self, plan: &Plan, outcomes: &[Outcome], times: &StageTimes) {
+        // Of a round whose draft nobody waited for only the sum is known, and nobody in it is tuned.
+        if plan.unseen.is_some() {
+            return;
+        }
         let (mut rows, mut chains) = (Some(0), true);
         for (work, outcome) in plan.work.iter().zip(outcomes) {
             let Rows::Tree { tree, source } = &work.rows else {

@@ -1,6 +1,7 @@
 //! The Qwen3.5 text model as a [`Target`](crate::target::Target): layers of Gated DeltaNet or gated attention,
 //! each followed by an MLP, over pools that hold every slot's states.
 
+mod accept;
 mod attention;
 mod gated_delta_net;
 pub mod head;
@@ -35,12 +36,13 @@ pub(crate) fn run_pass<T: Send>(device: &Device, work: impl FnOnce() -> T + Send
     if device.is_cpu() { pool::run(work) } else { work() }
 }
 
-/// Runs a pass through `passes`, or without a recording. What it gives is the pass's until the next one through the same `passes`.
+/// Runs a pass through `passes`, or without a recording. What it gives is the pass's until the next one through the same `passes`,
+/// as are the inputs beside it.
 pub(crate) fn run_recorded<T>(
     passes: Option<&Mutex<Passes<T>>>,
     inputs: &PassInputs,
     work: impl Fn(&Placed) -> Result<T>,
-) -> Result<Arc<T>> {
+) -> Result<(Arc<T>, Placed)> {
     let ran = match passes {
         Some(passes) => qwen35::lock(passes).run(inputs, work)?,
         None => Passes::plain().run(inputs, work)?,
@@ -48,7 +50,7 @@ pub(crate) fn run_recorded<T>(
     if let Some(reason) = &ran.refused {
         tracing::warn!(reason, "a pass could not be recorded as a CUDA graph and runs kernel by kernel");
     }
-    Ok(ran.value)
+    Ok((ran.value, ran.placed))
 }
 
 /// The outputs of a packed product as an array.

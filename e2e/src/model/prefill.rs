@@ -109,7 +109,7 @@ impl Qwen35 {
             .with_list(List::Lens, &read.slice_lens)
             .with_destinations(read.cache_rows(), self.options.capacity());
         let (logits, logit_rows, features) = run_pass(&self.options.device, || {
-            let pass = run_recorded(None, &inputs, |_| self.chunk_pass(&read, &tokens, features))?;
+            let (pass, _) = run_recorded(None, &inputs, |_| self.chunk_pass(&read, &tokens, features))?;
             let wanted = chunks.iter().map(|chunk| chunk.logits);
             let (rows, logit_rows) = wanted_rows(wanted, cu_rows);
             let logits = self.logits_of(&rows, &pass.normed)?;

@@ -4,24 +4,31 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use canopy_candle::{
-    AcceptedPaths, CacheRows, List, NormKind, PassCounts, PassInputs, TreeBatch, add_rms_norm_to, rms_norm_to,
+    AcceptedPaths, CacheRows, DevicePaths, List, NormKind, PassCounts, PassInputs, Placed, TreeBatch,
+    WalkedTree, add_rms_norm_to, rms_norm_to,
 };
 
 use super::gated_delta_net::Tape;
 use super::qwen35::lock;
 use super::{Qwen35, Round, run_pass, run_recorded};
-use crate::target::{LogitRows, Prefilled, PromptChunk, Snapshot, Target, Verified, VerifyStream};
+use crate::target::{
+    DraftedTokens, LogitRows, Prefilled, PromptChunk, Snapshot, StatedRanks, Target, Verified, VerifyStream,
+};
 use crate::{Error, Result};
 
 /// What a verify pass leaves for its commit.
 #[derive(Debug)]
 pub(super) struct Pending {
-    batch: TreeBatch,
+    pub(super) batch: TreeBatch,
+    /// Every node's token.
+    pub(super) tokens: Vec<u32>,
     /// Committed length of every sequence.
-    prefix_lens: Vec<i32>,
+    pub(super) prefix_lens: Vec<i32>,
     /// Epoch of every sequence's slot.
-    epochs: Vec<u64>,
-    pass: Arc<Pass>,
+    pub(super) epochs: Vec<u64>,
+    pub(super) pass: Arc<Pass>,
+    /// What the pass read.
+    pub(super) placed: Placed,
 }
 
 /// What a pass through the layers gives.
@@ -116,7 +123,7 @@ impl Qwen35 {
     }
 
     /// A commit belongs to the states that its verify saw.
-    fn check_paths(&self, pending: &Pending, paths: &[Vec<usize>]) -> Result<AcceptedPaths> {
+    pub(super) fn check_paths(&self, pending: &Pending, paths: &[Vec<usize>]) -> Result<AcceptedPaths> {
         let accepted = AcceptedPaths::new(&pending.batch, paths)?;
         for (sequence, slot, _) in accepted.iter() {
             if self.epochs[slot] != pending.epochs[sequence] {
@@ -145,13 +152,7 @@ impl Qwen35 {
             PassInputs::new(&self.options.device).with_paths(accepted).with_list(List::Lens, prefix_lens);
         // Few launches, which hide behind the ones ahead of them: not worth a recording.
         run_recorded(None, &inputs, |placed| {
-            let paths = placed.paths()?;
-            let (gdn, raws): (Vec<_>, Vec<_>) = pass.tapes.iter().flatten().map(Tape::parts).unzip();
-            self.recurrent.commit(paths, self.options.variant, &gdn, &raws)?;
-            if moves {
-                self.kv.compact(paths, prefix_lens)?;
-            }
-            Ok(())
+            self.commit_paths(pass, placed.paths()?, moves.then_some(prefix_lens))
         })?;
         for (slot, rows) in advanced {
             self.set_committed(slot, self.committed[slot] + rows);
@@ -159,8 +160,71 @@ impl Qwen35 {
         Ok(())
     }
 
+    /// Advances the states of all layers along the paths; moves the paths' keys and values behind the given committed lengths, unless they
+    /// lie there already.
+    pub(super) fn commit_paths(
+        &self,
+        pass: &Pass,
+        paths: &DevicePaths,
+        prefix_lens: Option<&[i32]>,
+    ) -> Result<()> {
+        let (gdn, raws): (Vec<_>, Vec<_>) = pass.tapes.iter().flatten().map(Tape::parts).unzip();
+        self.recurrent.commit(paths, self.options.variant, &gdn, &raws)?;
+        prefix_lens.map_or(Ok(()), |lens| self.kv.compact(paths, lens))
+    }
+
+    /// [`Target::verify`], with tokens from a draft on the device.
+    fn verify_trees(
+        &mut self,
+        streams: &[VerifyStream],
+        drafted: Option<&DraftedTokens>,
+    ) -> Result<Verified> {
+        self.check_streams(streams)?;
+        let tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
+        self.head.check_ids(&tokens)?;
+        let slots: Vec<i32> = streams.iter().map(|stream| stream.slot as i32).collect();
+        let trees = streams.iter().map(|stream| stream.tree.clone()).collect();
+        let batch = TreeBatch::new(trees, slots)?;
+        let starts = streams.iter().map(|stream| self.committed[stream.slot] as i32);
+        let prefix_lens: Vec<i32> = starts.collect();
+        let depths = streams.iter().zip(&prefix_lens);
+        let position = |(stream, &start): (&VerifyStream, &i32)| {
+            stream.tree.depths().iter().map(move |&depth| start + depth as i32).collect::<Vec<_>>()
+        };
+        let positions: Vec<i32> = depths.flat_map(position).collect();
+        let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: &prefix_lens };
+        let mut inputs = PassInputs::new(&self.options.device)
+            .with_ids(&tokens)
+            .with_list(List::Positions, &positions)
+            .with_list(List::Lens, &prefix_lens)
+            .with_destinations(rows, self.options.capacity())
+            .with_trees(batch.clone(), self.config.gdn);
+        if let Some(DraftedTokens { best, sources }) = drafted {
+            inputs = inputs.with_drafted_ids(best, sources);
+        }
+        let ((pass, placed), (logits, logit_rows), features) = run_pass(&self.options.device, || {
+            let (pass, placed) = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
+            let logits = self.logits(streams, &batch, &pass.normed)?;
+            let features = match pass.tapped.as_slice() {
+                [] => None,
+                // A recorded pass's tensors are the next pass's too.
+                [only] if !only.device().is_cpu() => Some(only.force_contiguous()?),
+                tapped => Some(Tensor::cat(tapped, 1)?),
+            };
+            Ok::<_, Error>(((pass, placed), logits, features))
+        })?;
+        let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
+        self.pending = Some(Pending { batch: batch.clone(), tokens, prefix_lens, epochs, pass, placed });
+        Ok(Verified { batch, logits, logit_rows, features })
+    }
+
     /// One pass of the trees through the layers.
-    fn run_layers(&self, inputs: &PassInputs, tokens: &[u32], lists: [&[i32]; 2]) -> Result<Arc<Pass>> {
+    fn run_layers(
+        &self,
+        inputs: &PassInputs,
+        tokens: &[u32],
+        lists: [&[i32]; 2],
+    ) -> Result<(Arc<Pass>, Placed)> {
         let [positions, prefix_lens] = lists;
         let recorded = tokens.len() <= MOST_RECORDED_ROWS;
         run_recorded(recorded.then_some(&self.passes), inputs, |placed| {
@@ -219,40 +283,19 @@ impl Target for Qwen35 {
     }
 
     fn verify(&mut self, streams: &[VerifyStream]) -> Result<Verified> {
-        self.check_streams(streams)?;
-        let tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
-        self.head.check_ids(&tokens)?;
-        let slots: Vec<i32> = streams.iter().map(|stream| stream.slot as i32).collect();
-        let trees = streams.iter().map(|stream| stream.tree.clone()).collect();
-        let batch = TreeBatch::new(trees, slots)?;
-        let starts = streams.iter().map(|stream| self.committed[stream.slot] as i32);
-        let prefix_lens: Vec<i32> = starts.collect();
-        let depths = streams.iter().zip(&prefix_lens);
-        let position = |(stream, &start): (&VerifyStream, &i32)| {
-            stream.tree.depths().iter().map(move |&depth| start + depth as i32).collect::<Vec<_>>()
-        };
-        let positions: Vec<i32> = depths.flat_map(position).collect();
-        let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: &prefix_lens };
-        let inputs = PassInputs::new(&self.options.device)
-            .with_ids(&tokens)
-            .with_list(List::Positions, &positions)
-            .with_list(List::Lens, &prefix_lens)
-            .with_destinations(rows, self.options.capacity())
-            .with_trees(batch.clone(), self.config.gdn);
-        let (pass, (logits, logit_rows), features) = run_pass(&self.options.device, || {
-            let pass = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
-            let logits = self.logits(streams, &batch, &pass.normed)?;
-            let features = match pass.tapped.as_slice() {
-                [] => None,
-                // A recorded pass's tensors are the next pass's too.
-                [only] if !only.device().is_cpu() => Some(only.force_contiguous()?),
-                tapped => Some(Tensor::cat(tapped, 1)?),
-            };
-            Ok::<_, Error>((pass, logits, features))
-        })?;
-        let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
-        self.pending = Some(Pending { batch: batch.clone(), prefix_lens, epochs, pass });
-        Ok(Verified { batch, logits, logit_rows, features })
+        self.verify_trees(streams, None)
+    }
+
+    fn verify_drafted(&mut self, streams: &[VerifyStream], drafted: &DraftedTokens) -> Result<Verified> {
+        if !self.options.device.is_cpu() {
+            return self.verify_trees(streams, Some(drafted));
+        }
+        let streams = drafted.known(streams)?;
+        self.verify_trees(&streams, None)
+    }
+
+    fn walks(&self) -> bool {
+        true
     }
 
     fn commit(&mut self, paths: &[Vec<usize>]) -> Result<()> {
@@ -271,6 +314,14 @@ impl Target for Qwen35 {
 
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Result<Prefilled> {
         self.read_prompts(chunks)
+    }
+
+    fn walk_and_commit(
+        &mut self,
+        verified: &Verified,
+        stated: Option<&StatedRanks>,
+    ) -> Result<Vec<WalkedTree>> {
+        self.walk(verified, stated)
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

@@ -83,7 +83,10 @@ impl Marginals {
             check_budget(options)?;
             return match wanted_depths(horizon, options) {
                 0 => Ok(Self::default()),
-                wanted => Self::from_top_tokens(&top_tokens(&logits.narrow(0, 0, wanted)?, most)?, options),
+                wanted => {
+                    let rows = top_tokens(&logits.narrow(0, 0, wanted)?, most)?.to_vec2()?;
+                    Self::from_top_tokens(&rows, options)
+                }
             };
         }
         let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.contiguous()?;
@@ -96,9 +99,38 @@ impl Marginals {
         }
     }
 
+    /// [`Self::from_tensor`] of several drafts whose logits lie one below the other, each with its number of rows. From another device than
+    /// the CPU the candidates of all of them are copied at once.
+    ///
+    /// # Errors
+    /// Those of [`Self::from_tensor`]; when the rows are not those of the drafts.
+    pub fn from_packed(logits: &Tensor, drafts: &[(usize, BuildOptions)]) -> Result<Vec<Self>> {
+        let (rows, vocab) = logits.dims2()?;
+        let wanted = drafts.iter().map(|(horizon, _)| horizon).sum::<usize>();
+        if rows != wanted {
+            let (expected, got) = (Box::new([wanted, vocab]), Box::new([rows, vocab]));
+            return Err(KernelError::Shape { op: "draft tree", arg: "logits", expected, got }.into());
+        }
+        let most = drafts.iter().map(|&(_, options)| depth_ranks(options, 1)).max().unwrap_or(0).min(vocab);
+        let mut first = 0;
+        if logits.device().is_cpu() || !(1..=most_top_tokens(logits.device())).contains(&most) {
+            let one = |&(horizon, options): &(usize, BuildOptions)| {
+                first += horizon;
+                Self::from_tensor(&logits.narrow(0, first - horizon, horizon)?, options)
+            };
+            return drafts.iter().map(one).collect();
+        }
+        let rows = top_tokens(logits, most)?.to_vec2()?;
+        let one = |&(horizon, options): &(usize, BuildOptions)| {
+            check_budget(options)?;
+            first += horizon;
+            Self::from_top_tokens(&rows[first - horizon..][..wanted_depths(horizon, options)], options)
+        };
+        drafts.iter().map(one).collect()
+    }
+
     /// From what [`top_tokens`] gives for the wanted depths.
-    fn from_top_tokens(rows: &Tensor, options: BuildOptions) -> Result<Self> {
-        let rows = rows.to_vec2::<u32>()?;
+    fn from_top_tokens(rows: &[Vec<u32>], options: BuildOptions) -> Result<Self> {
         let mut read = Vec::with_capacity(rows.len());
         for (index, words) in rows.iter().enumerate() {
             let row = TopRow::new(words)?;
@@ -162,7 +194,7 @@ mod tests {
                 let wanted = wanted_depths(horizon, options);
                 let rows =
                     Tensor::from_slice(&logits[..wanted * vocab], (wanted, vocab), &Device::Cpu).unwrap();
-                let rows = top_tokens(&rows, depth_ranks(options, 1)).unwrap();
+                let rows = top_tokens(&rows, depth_ranks(options, 1)).unwrap().to_vec2().unwrap();
                 let got = Marginals::from_top_tokens(&rows, options).unwrap();
                 assert_eq!(got.horizon(), want.horizon());
                 for depth in 1..=want.horizon() {

@@ -35,4 +35,5 @@ mod synthetic;
 mod target;
 mod tokenizer;
 mod toy;
+mod walked;
 mod weights;

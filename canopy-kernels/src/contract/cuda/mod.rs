@@ -6,6 +6,7 @@ mod buffers;
 mod gdn;
 mod prefill;
 mod rows;
+mod walk;
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, S
     kernels.extend(gdn::kernels(&gpu));
     kernels.extend(prefill::kernels(&gpu));
     kernels.extend(rows::kernels(&gpu));
+    kernels.extend(walk::kernels(&gpu));
     Ok(kernels.into_iter().map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect())
 }
 

@@ -7,6 +7,7 @@ pub(super) mod gdn_serial;
 pub(super) mod glue;
 pub(super) mod prefill;
 pub(super) mod rows;
+pub(super) mod walk;
 
 use half::bf16;
 
@@ -129,6 +130,7 @@ pub(super) fn all() -> Vec<Box<dyn Subject>> {
     subjects.extend(attention::subjects());
     subjects.extend(rows::subjects());
     subjects.extend(glue::subjects());
+    subjects.extend(walk::subjects());
     subjects
 }
 

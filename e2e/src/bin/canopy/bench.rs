@@ -5,6 +5,7 @@
 //! ratio to `ar` the median over prompts of the ratio of the two. Before anything is reported the texts are compared.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -123,6 +124,8 @@ struct Row {
     /// Tokens that the stages' seconds are divided by.
     tokens: f64,
     texts_equal: bool,
+    /// Of the tokens of all prompts: runs of one hash gave the same.
+    tokens_hash: u64,
     /// Off the CPU: the widest near-tie at which a text left `ar`'s.
     tie: Option<f64>,
 }
@@ -258,8 +261,15 @@ fn row(kind: &str, mode: Mode, runs: &[Runs], base: Option<&Vec<Runs>>) -> Row {
         stages,
         tokens: tokens as f64,
         texts_equal: base.is_none_or(|base| runs.iter().zip(base).all(|(a, b)| a.text == b.text)),
+        tokens_hash: hash(runs),
         tie: None,
     }
+}
+
+fn hash(runs: &[Runs]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    runs.iter().for_each(|runs| runs.tokens.hash(&mut hasher));
+    hasher.finish()
 }
 
 fn print_table(rows: &[Row]) {
@@ -335,9 +345,11 @@ fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
             "first_token_ms": row.first_token * 1e3,
             "stages_ms_per_token": stages_json(&row.stages, 1e3 / row.tokens.max(1.0)),
             "texts_equal": row.texts_equal,
+            "tokens_hash": format!("{:016x}", row.tokens_hash),
             "widest_tie": row.tie,
             "device": args.engine.device,
             "graphs": !args.engine.no_graphs,
+            "host_walk": args.engine.host_walk,
             "threads": rayon::current_num_threads(),
             "machine": machine,
             "commit": commit,

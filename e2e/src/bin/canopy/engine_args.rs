@@ -51,6 +51,9 @@ pub struct EngineArgs {
     /// Launches every kernel by itself on CUDA; the bits are the same
     #[arg(long)]
     pub no_graphs: bool,
+    /// Walks trees and reads drafts on the host where the device could do without, to compare; the text is the same
+    #[arg(long)]
+    pub host_walk: bool,
 }
 
 /// How weights are kept
@@ -177,6 +180,7 @@ impl EngineArgs {
         mut config: EngineConfig,
         synthetic: &SyntheticArgs,
     ) -> Result<Ready> {
+        config.host_walk = self.host_walk;
         let Pair { name, target, drafter, tokenizer } = load_pair(options)?;
         let kv_bytes = if self.device()?.is_cpu() { 4 } else { 2 };
         let sizes = Sizes::new(target.config(), drafter.as_ref().map(|drafter| drafter.config()), kv_bytes)

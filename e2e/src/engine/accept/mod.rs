@@ -210,4 +210,56 @@ mod tests {
             assert_eq!(walk(&tree, apart, 10, &mut greedy(), Judge::Target).unwrap(), with_logprobs);
         }
     }
+
+    /// Over random trees, logits and bad rows, by the target's choice and by a stated model's.
+    #[test]
+    fn the_walk_as_an_op_is_the_walk_on_the_host() {
+        use canopy_candle::{DeviceTree, StatedWalk, TreeBatch, accept_walk, stated_node, top_tokens};
+
+        let (vocab, start) = (4, 30);
+        let model = SyntheticAcceptance::from_length(3.0, 6).unwrap();
+        let (mut deepest, mut failed) = (0, 0);
+        for seed in 0..1500u64 {
+            let random = |at: usize| crate::sampling::uniform(seed, at) as f32;
+            let drafted: Vec<f32> = (0..6 * vocab).map(|at| 3.0 * random(at)).collect();
+            let options = BuildOptions { budget: 1 + seed as usize % 30, ..BuildOptions::default() };
+            let tree = build_ddtree(&drafted, vocab, 2, options).unwrap();
+            let nodes = tree.tokens().len();
+            let mut rows: Vec<f32> = (0..nodes * vocab).map(|at| random(1000 + at)).collect();
+            if seed % 3 == 0 {
+                rows[seed as usize % nodes * vocab + 1] = f32::NAN;
+            }
+            let on_device = TreeBatch::single(tree.tree().clone(), 0);
+            let on_device = DeviceTree::new(on_device, &Device::Cpu).unwrap();
+            let best = Tensor::from_slice(&rows, (nodes, vocab), &Device::Cpu).unwrap();
+            let best = top_tokens(&best, 1).unwrap();
+            let most = tree.tree().max_depth() + 1;
+            let words = tree.ranks().iter().zip(tree.tree().depths());
+            let words: Vec<u32> = words.map(|(&rank, &depth)| stated_node(rank, depth)).collect();
+            let wanted = model.wanted(seed, start, most);
+            for stated in [None, Some(StatedWalk { nodes: &words, wanted: &wanted })] {
+                let judge = Judge::new(stated.map(|_| &model), seed);
+                let mut picker = Picker { logprobs: None, ..greedy() };
+                let want = walk(&tree, TargetRows::Logits(&rows, vocab), start, &mut picker, judge).unwrap();
+                let found = accept_walk(&on_device, tree.tokens(), &best, most, stated).unwrap();
+                let found = found.wait().unwrap().remove(0);
+                match want {
+                    Ok(want) => {
+                        let tokens: Vec<u32> = want.tokens.iter().map(|token| token.id).collect();
+                        assert_eq!(
+                            (found.path, found.tokens, found.failed),
+                            (want.path.clone(), tokens, false)
+                        );
+                        deepest = deepest.max(want.path.len());
+                    }
+                    Err(failure) => {
+                        assert!(found.failed);
+                        assert_eq!(failure.position, start + found.path.len() - 1);
+                        failed += 1;
+                    }
+                }
+            }
+        }
+        assert!(deepest > 4 && failed > 200, "{deepest} deep, {failed} failed: the cases show little");
+    }
 }

@@ -164,6 +164,16 @@ impl SyntheticAcceptance {
         })
     }
 
+    /// The ranks that [`Self::next`] looks for in a round of `stream` whose root is at `start`: at depths 1 to `most` behind nodes of rank 0
+    /// alone, then behind others; -1 for none.
+    pub(in super::super) fn wanted(&self, stream: u64, start: usize, most: usize) -> Vec<i32> {
+        let at = |on_spine| {
+            let rank = move |depth| self.rank(stream, start + depth, depth, on_spine);
+            (1..=most).map(move |depth| rank(depth).map_or(-1, |rank| rank as i32))
+        };
+        at(true).chain(at(false)).collect()
+    }
+
     /// The child of the end of `path` to which the walk of `stream` goes on; `position` is that child's.
     pub(in super::super) fn next(
         &self,

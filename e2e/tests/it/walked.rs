@@ -1,0 +1,103 @@
+//! Rounds that the target walks and commits itself give what the host's walk gives, with the drafts seen or unseen: on the CPU, and on CUDA
+//! where there is a device.
+
+use std::sync::Arc;
+
+use canopy_e2e::device;
+use canopy_e2e::draft::Drafter;
+use canopy_e2e::engine::{
+    Engine, EngineConfig, GenerateRequest, Generation, Mode, Speculation, SyntheticAcceptance,
+};
+use canopy_e2e::loader::{LoadOptions, Pair, load_pair};
+use canopy_e2e::tokenizer::Tokenizer;
+
+use crate::embedded::{AR, DRAFTED, ids, prompts};
+
+const SLOTS: usize = 3;
+
+/// An engine over the bare target, which walks, on a device, and whether the host is to do it nevertheless.
+fn engine(
+    device: &str,
+    host_walk: bool,
+    synthetic: Option<&SyntheticAcceptance>,
+) -> (Engine, Arc<Tokenizer>) {
+    let options =
+        LoadOptions { slots: SLOTS, context_len: Some(512), device: device.into(), ..LoadOptions::default() };
+    let Pair { target, drafter, tokenizer, .. } = load_pair(&options).unwrap();
+    let tokenizer = tokenizer.unwrap();
+    let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
+    let config = EngineConfig {
+        calibrate: false,
+        host_walk,
+        synthetic: synthetic.cloned(),
+        ..EngineConfig::default()
+    };
+    (Engine::new(Box::new(target), drafter, tokenizer.clone(), config).unwrap(), tokenizer)
+}
+
+/// Requests that end for every reason, some of them within an accepted path.
+fn requests(tokenizer: &Tokenizer, speculation: Speculation) -> Vec<GenerateRequest> {
+    let texts = prompts("fixed", 5).into_iter().chain(prompts("code", 2));
+    let request = |(index, text): (usize, String)| GenerateRequest {
+        speculation,
+        ignore_eos: index % 2 == 0,
+        stop: if index % 3 == 1 { vec![".".into(), "the".into()] } else { Vec::new() },
+        ..GenerateRequest::new(tokenizer.encode(&text).unwrap(), 21 + 9 * index)
+    };
+    texts.enumerate().map(request).collect()
+}
+
+fn play(engine: &mut Engine, requests: Vec<GenerateRequest>) -> Vec<Generation> {
+    engine.run_all(requests).unwrap().into_iter().map(Result::unwrap).collect()
+}
+
+/// Texts, tokens, reasons and counts of both walks are the same; returns the accepted nodes.
+fn compare(device: &str, synthetic: Option<&SyntheticAcceptance>) -> usize {
+    let (mut here, tokenizer) = engine(device, false, synthetic);
+    let (mut there, _) = engine(device, true, synthetic);
+    let mut accepted = 0;
+    for speculation in [AR].into_iter().chain(DRAFTED) {
+        // What `auto` tries depends on the clock.
+        if speculation.mode == Mode::Auto {
+            continue;
+        }
+        let got = play(&mut here, requests(&tokenizer, speculation));
+        let want = play(&mut there, requests(&tokenizer, speculation));
+        for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+            let what = format!("request {index}, {speculation:?} on {device}");
+            assert_eq!(ids(got), ids(want), "{what}");
+            assert_eq!((&got.text, &got.reason), (&want.text, &want.reason), "{what}");
+            let counts = |of: &Generation| (of.stats.rounds, of.stats.nodes, of.stats.committed);
+            assert_eq!(counts(got), counts(want), "{what}");
+            let origins = |of: &Generation| of.tokens.iter().map(|token| token.origin).collect::<Vec<_>>();
+            assert_eq!(origins(got), origins(want), "{what}");
+            accepted += got.stats.committed - got.stats.rounds;
+        }
+    }
+    accepted
+}
+
+fn devices() -> Vec<&'static str> {
+    let there = device::parse("cuda").is_ok();
+    if !there {
+        eprintln!("no CUDA device, or no kernels for one: compared on the CPU alone");
+    }
+    ["cpu", "cuda"].into_iter().take(1 + usize::from(there)).collect()
+}
+
+#[test]
+fn texts_are_those_of_the_host_walk() {
+    for device in devices() {
+        let accepted = compare(device, None);
+        assert!(accepted > 200, "{accepted} nodes accepted on {device}: the comparison shows little");
+    }
+}
+
+#[test]
+fn a_stated_model_accepts_what_it_accepts_on_the_host() {
+    let model = SyntheticAcceptance::from_length(5.0, 15).unwrap();
+    for device in devices() {
+        let accepted = compare(device, Some(&model));
+        assert!(accepted > 200, "{accepted} nodes accepted on {device}: the comparison shows little");
+    }
+}
