@@ -86,6 +86,7 @@ impl Engine {
         let work = |(index, slices): (usize, usize)| Work {
             index,
             rows: Rows::Prompt((slices * SLICE).min(self.running[index].long_rows())),
+            unseen: None,
         };
         shares.into_iter().enumerate().filter(|&(_, slices)| slices > 0).map(work).collect()
     }
