@@ -11,6 +11,13 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t blocks
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(blocks >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
+// A tile's descriptor, made once: a place further on differs in the lower word alone.
+struct Described {
+    uint32_t low;
+    __device__ __forceinline__ Described(uint32_t address, uint32_t blocks) : low((uint32_t)descriptor(address, blocks)) {}
+    __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | (low + (bytes >> 4)); }
+};
+
 // What this thread wrote to shared memory is what later products read.
 __device__ __forceinline__ void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -31,11 +31,10 @@ constexpr int kFilled = 120;     // CTAs that fill a device
 // Keys of one tile in shared memory, of attend.cu and of ring_sm90a.cu.
 template <int D>
 constexpr int kTileKeys = D == 256 ? 64 : 128;
-constexpr int kRingKeys = 64;
 
 // Tiles of a split from which splits of 128 rows, twice as many, are faster than splits of 64 rows.
 template <int D>
-constexpr int kFarTiles = D == 256 ? 20 : 26;
+constexpr int kFarTiles = D == 256 ? 20 : 13;
 
 // Whole times that y, at least 1, is in x, which is from 0 to 2^21: without the long way of an integer division.
 __device__ __forceinline__ int times_in(int x, int y) { return (int)__fdividef((float)x + 0.5f, (float)y); }
@@ -122,7 +121,7 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.context = lens[b];
     w.fits = w.context >= 0 && w.context <= (int)a.capacity - w.rows;
     w.end = w.tree ? w.context : w.context + w.rows;
-    const int keys = a.tiles ? kRingKeys : kTileKeys<D>;
+    constexpr int keys = kTileKeys<D>;
     w.tile = sight(a, w.context, w.end, 0).x / keys;
     w.tiles = (w.end + keys - 1) / keys - w.tile;
     w.all = w.tiles + (w.tree ? (w.rows + keys - 1) / keys : 0);
@@ -135,7 +134,7 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
         };
         const int few = most(64);
         const bool far = w.all > kFarTiles<D> * few;
-        w.splits = max(min(far ? most(128) : few, w.all * kRingKeys / kLeastKeys), 1);
+        w.splits = max(min(far ? most(128) : few, w.all * keys / kLeastKeys), 1);
         w.per = 0;
         // who adds and how many rows a CTA has does not change a sum: here the call may have its say
         w.chunk = (int)a.tiles * ((w.splits + kFold - 1) / kFold) >= kFilled ? kFold : 1;

@@ -34,6 +34,9 @@ __device__ __forceinline__ int anew(int x) {
     return x;
 }
 
+// What will be read soon.
+__device__ __forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(kFull, x, 1));
     return fmaxf(x, __shfl_xor_sync(kFull, x, 2));

@@ -14,10 +14,10 @@ constexpr float kReach = 16.f;  // powers of two by which weights may exceed 1 b
 
 template <int D>
 struct Ring {
-    static constexpr int kKeys = kRingKeys, kRows = 128, kWorkers = 2 * kRows;
+    static constexpr int kKeys = kTileKeys<D>, kRows = 128, kWorkers = 2 * kRows;
     static constexpr int kThreads = kWorkers + 128;  // registers move between whole warpgroups
     static constexpr int kTile = kKeys * 2 * D, kQ = kRows * 2 * D;
-    static constexpr int kStages = D == 256 ? 5 : 8;
+    static constexpr int kStages = D == 256 ? 5 : 4;
     // where there is room, the sums of a fold: D / 8 pairs for each of a thread's two rows
     static constexpr bool kHolds = D == 128;
     static constexpr int kFoldBytes = kHolds ? 4 * D * kRows : 0;
@@ -129,19 +129,17 @@ struct Rows {
     }
 
     __device__ __forceinline__ void score(uint32_t q_at, uint32_t k_at) {
-        k_at = anew(k_at);
-        q_at = anew(q_at);
+        const Described queries(anew(q_at), 0), keys(anew(k_at), 0);
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            products(s, descriptor(q_at + step / 4 * (S::kRows * 128) + step % 4 * 32, 0),
-                     descriptor(k_at + step / 4 * (kKeys * 128) + step % 4 * 32, 0), step > 0);
+            products(s, queries.at(step / 4 * (S::kRows * 128) + step % 4 * 32), keys.at(step / 4 * (kKeys * 128) + step % 4 * 32), step > 0);
         products_issued();
     }
 
     __device__ __forceinline__ void mix(uint32_t v_at) {
-        v_at = anew(v_at);
+        const Described values(anew(v_at), kKeys * 128);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) weighted(o, weights[step], descriptor(v_at + step * 2048, kKeys * 128));
+        for (int step = 0; step < kSteps; ++step) weighted(o, weights[step], values.at(step * 2048));
         products_issued();
     }
 
@@ -160,8 +158,8 @@ struct Rows {
             for (int h = 0; h < 2; ++h) weights[t / 2][t % 2 * 2 + h] = pack_bf16(s[4 * t + 2 * h], s[4 * t + 2 * h + 1]);
     }
 
-    // Scores become weights, made in f32 and rounded as the products take them; their sum is of these, too. `down` is what older sums are
-    // multiplied by.
+    // Scores become weights, which are summed before they are rounded for the products: a rounding then moves an output by its own value
+    // alone. `down` is what older sums are multiplied by.
     __device__ __forceinline__ void weigh(float scale, float (&down)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -177,9 +175,8 @@ struct Rows {
 #pragma unroll
             for (int t = 0; t < kKeys / 8; ++t) {
                 float* const x = s + 4 * t + 2 * h;
-                const uint32_t pair = pack_bf16(power_of_two(fmaf(x[0], scale, -level)), power_of_two(fmaf(x[1], scale, -level)));
-                x[0] = __uint_as_float(pair << 16);
-                x[1] = __uint_as_float(pair & 0xffff0000u);
+                x[0] = power_of_two(fmaf(x[0], scale, -level));
+                x[1] = power_of_two(fmaf(x[1], scale, -level));
                 added[0] = planted_half(added[0] + x[0]);
                 added[1] = planted_half(added[1] + x[1]);
             }

@@ -9,7 +9,7 @@ use cudarc::driver::{
 use half::bf16;
 
 use super::launch::{AttendArgs, Streams};
-use super::tile::Tile;
+use super::tile::{Tile, tile_keys};
 use crate::cuda::Kernels;
 use crate::cuda::early::Launch;
 use crate::{AttnDims, Error, Result};
@@ -22,8 +22,6 @@ const SPLIT_BLOCKS: usize = 128;
 /// Folds with which CTAs take whole ones (args.cuh `kFilled`), and the multiprocessors that a wave of them has.
 const FULL: usize = 120;
 const WAVE: usize = 132;
-/// Keys of a tile (args.cuh `kRingKeys`).
-const RING_KEYS: u32 = 64;
 /// Threads of a CTA (`Ring::kThreads`).
 const THREADS: u32 = 384;
 
@@ -77,7 +75,7 @@ fn describe(stream: &Arc<CudaStream>, job: &Job<'_>, pool: &CudaView<'_, bf16>) 
     let sizes = [head_dim, kv_heads, job.capacity, slots].map(|n| n as u64);
     let row = 2 * (kv_heads * head_dim) as u64;
     let strides = [2 * head_dim as u64, row, row * job.capacity as u64];
-    let shape = [64, 1, RING_KEYS, 1];
+    let shape = [64, 1, tile_keys(head_dim) as u32, 1];
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
     // SAFETY: the arrays have the four (strides: three) elements that a rank of 4 asks for; the pointer is only written down.
     unsafe {

@@ -81,6 +81,7 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         const int2 range = sight(a, w.context, w.end, row);
         const int place = (w.first + row) * (int)a.q_heads + job.kv_head * group + m - row * group;
         table[tid] = {range.x, range.y, w.first + row, m < job.total ? place : -1};
+        if (w.tree && job.to > w.tiles) ask_for(mask + (size_t)(w.first + row) * kMaskWords);
     }
     crew_meets(workers);
     {  // the rows' queries
