@@ -367,10 +367,14 @@ fn vanishing(stream: &Arc<CudaStream>) -> Result<(), String> {
 fn equal_keys(stream: &Arc<CudaStream>) -> Result<(), String> {
     for dims in small() {
         let mut scene = Scene::single(dims, DraftTree::chain(1).map_err(text)?, 2_099, 6);
+        // any equal keys: every weight is rounded alike
         let key: Vec<bf16> = scene.pools.keys[..dims.head_dim].to_vec();
         for row in scene.pools.keys.chunks_mut(dims.head_dim) {
             row.copy_from_slice(&key);
         }
+        scene.check::<f32>(stream, "2,100 equal keys", None)?;
+        // keys of score 0, whose weights are exactly 1
+        scene.pools.keys.fill(bf16::ZERO);
         scene.pools.values.fill(bf16::ONE);
         if scene.run::<f32>(stream, None)?.iter().any(|&x| x != 1.0) {
             return Err("the mean of 2,100 ones is not 1".into());

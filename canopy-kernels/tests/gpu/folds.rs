@@ -13,6 +13,7 @@ use crate::data::text;
 pub const TESTS: &[(&str, Check)] = &[
     ("tree_attention::a_full_device_has_the_bits_of_each_tree_alone", full_device),
     ("tree_attention::many_keys_are_within_the_bound", many_keys),
+    ("tree_attention::the_longest_context_is_within_the_bound", longest),
 ];
 
 /// Sharp keys give splits of one row levels that differ.
@@ -50,6 +51,24 @@ fn many_keys(stream: &Arc<CudaStream>) -> Result<(), String> {
         let tree = DraftTree::random(17, 2).map_err(text)?;
         let scene = Scene::single(dims, tree, len, 5);
         scene.check_tiles(stream, &format!("width {}, {len} committed", dims.head_dim))?;
+    }
+    Ok(())
+}
+
+/// 262,144 committed keys, some thousand of them over and over.
+fn longest(stream: &Arc<CudaStream>) -> Result<(), String> {
+    for dims in small() {
+        let tree = DraftTree::random(5, 2).map_err(text)?;
+        let mut scene = Scene::single(dims, tree, 1_021, 5);
+        let capacity = (1 << 18) + 5;
+        for pool in [&mut scene.pools.keys, &mut scene.pools.values] {
+            *pool = pool.iter().copied().cycle().take(2 * capacity * dims.kv_width()).collect();
+        }
+        scene.pools.capacity = capacity;
+        scene.lens = vec![1 << 18];
+        let got = scene.run::<f32>(stream, None)?;
+        let what = format!("width {}, {} committed", dims.head_dim, scene.lens[0]);
+        scene.pools.truth(&scene.rows()).worst(&what, &got, false)?;
     }
     Ok(())
 }
