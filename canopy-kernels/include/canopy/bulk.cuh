@@ -74,30 +74,11 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return rank;
 }
 
-// CTAs of the cluster; 1 without.
-__device__ __forceinline__ uint32_t cluster_size() {
-    uint32_t size;
-    asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
-    return size;
-}
-
-// The two halves of a meeting of the cluster: what lies between is done meanwhile.
-__device__ __forceinline__ void cluster_arrives() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_waits() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-
 // The same of a tensor of four dimensions.
 __device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, int4 at, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst),
                  "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(barrier)
                  : "memory");
-}
-
-__device__ __forceinline__ void copy_box_to(uint32_t dst, const CUtensorMap* map, int4 at, uint32_t barrier, uint16_t ctas) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(
-            dst),
-        "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(barrier), "h"(ctas)
-        : "memory");
 }
 
 }  // namespace canopy

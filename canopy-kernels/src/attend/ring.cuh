@@ -50,7 +50,6 @@ struct Job {
     int row0, kv_head;
     int first, last;  // splits [first, last); none: no work
     int from, to;     // their tiles
-    bool shares;      // with the CTA beside it in the cluster, which has other rows of the same keys: each asks for half of a tile for both
 };
 
 // The work of CTA `cell` of `cells` of stream b: row tiles side by side under each KV head, these for each run of parts.
@@ -69,7 +68,6 @@ __device__ __forceinline__ Job job_of(const AttendArgs& a, int b, int cell, int 
     job.first = times_in(run * parts, runs) * w.chunk;
     job.last = min(times_in((run + 1) * parts, runs) * w.chunk, w.splits);
     if (w.slot < 0 || !w.fits || job.total == 0 || run >= runs) job.last = job.first;
-    job.shares = row_tiles % 2 == 0 && cluster_size() == 2;
     job.from = w.edge(job.first);
     job.to = w.edge(job.last);
     return job;
@@ -93,22 +91,16 @@ __device__ __forceinline__ void feed(const Job& job, const CUtensorMap& keys, co
                                      uint32_t empty) {
     using S = Ring<D>;
     Turn<S::kStages> turn;
-    constexpr int kBlocks = D / 64;
-    const int first = job.shares ? (int)cluster_rank() * (kBlocks / 2) : 0;
     const auto load = [&](const CUtensorMap& map, int tile) {
         wait_phase(empty + 8 * turn.slot, turn.parity ^ 1);
         const uint32_t told = full + 8 * turn.slot, to = ring + turn.slot * S::kTile;
         arrive_expecting(told, S::kTile);
         const int row = part_at(job.w, S::kKeys, tile + (CANOPY_FAULT(early_fetch) && tile + 1 < job.to)).row;
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-            const int block = first + n;
+        for (int block = 0; block < D / 64; ++block) {
             const int4 at = make_int4(64 * block, job.kv_head, row, job.w.slot);
             const uint32_t there = to + block * (S::kKeys * 128);
-            if (!job.shares)
-                copy_box(there, &map, at, told);
-            else if (n < kBlocks / 2)
-                copy_box_to(there, &map, at, told, 3);
+            copy_box(there, &map, at, told);
         }
         turn.next();
     };

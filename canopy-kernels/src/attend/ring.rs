@@ -22,8 +22,6 @@ const SPLIT_BLOCKS: usize = 128;
 /// Folds with which CTAs take whole ones (args.cuh `kFilled`), and the multiprocessors that a wave of them has.
 const FULL: usize = 120;
 const WAVE: usize = 132;
-/// CTAs of a cluster.
-const PAIR: usize = 2;
 /// Threads of a CTA (`Ring::kThreads`).
 const THREADS: u32 = 384;
 
@@ -60,7 +58,7 @@ fn cells(dims: AttnDims, tile: Tile, counts: &[usize]) -> usize {
     let takes = |runs: &usize| (all * runs).div_ceil(WAVE) * (parts.div_ceil(*runs) + 1);
     let runs = (1..=parts).min_by_key(takes).unwrap_or(1);
     let least = if tile.rows().is_none() && all < FULL { tiles_of(dims, rows, 64) } else { 1 };
-    (across * runs).max(least).next_multiple_of(PAIR)
+    (across * runs).max(least)
 }
 
 /// `CUtensorMap` as a kernel parameter.

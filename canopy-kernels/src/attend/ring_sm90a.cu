@@ -4,7 +4,7 @@
 // multiply what has arrived. Scores of a tile and a row's outputs lie in registers, weights go from registers into the second product;
 // the products of the next tile's scores and of this tile's outputs run while the next weights are made. A CTA's splits follow one another
 // in one walk over its tiles: where a split ends, its sums leave while the products of the next one's first scores run. Nothing but the ring
-// couples the warpgroups. Two CTAs beside each other whose rows have the same keys share the copies of them. Where the keys are few, a CTA has 64 rows and its second warpgroup ends at once: a tile's rows are not in its bits.
+// couples the warpgroups. Where the keys are few, a CTA has 64 rows and its second warpgroup ends at once: a tile's rows are not in its bits.
 #include "ring.cuh"
 
 namespace canopy {
@@ -64,15 +64,12 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     if (tid == 0) {
         for (int stage = 0; stage < S::kStages; ++stage) {
             barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, workers / 32 * (job.shares ? 2 : 1));
+            barrier_init(empty + 8 * stage, workers / 32);
         }
         barriers_ready();
     }
     if (tid < 5) bad[tid] = 0;
-    if (job.shares)
-        cluster_meets();
-    else
-        __syncthreads();
+    __syncthreads();
     if (warp >= S::kWorkers / 32) {
         keep_registers<40>();
         if (warp == S::kWorkers / 32 && lane == 0) feed<D>(job, key_map, value_map, ring_at, full, empty);
@@ -112,10 +109,8 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     Rows<D> rows;
     Level so_far[2];
     float down[2];
-    const uint32_t beside = cluster_rank() ^ 1;
     const auto release = [&](uint32_t slot) {
         if (lane == 0) arrive(empty + 8 * slot);
-        if (lane == 1 && job.shares) arrive_at(empty + 8 * slot, beside);
     };
     const auto weigh = [&](int tile) {
         const Part part = part_at(w, S::kKeys, tile);
@@ -181,13 +176,11 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     rows.mix(ring_at + turn.slot * S::kTile);
     products_done<0>();
     rows.settle_all();
-    if (job.shares) cluster_arrives();
     broken |= rows.broken();
     leave(split, 0);
 
     if (broken) *flag = 1;
     crew_meets(workers);  // nobody reads the ring any more
-    if (job.shares) cluster_waits();  // nor does the other CTA arrive at barriers here
     if (!*flag || CANOPY_FAULT(leak)) return;
     // once more, values that are not finite left out and remembered; the job is read anew so that it need not be kept for this
     const Job again = job_of<D>(a, blockIdx.z, anew(blockIdx.x), gridDim.x, lens, slots, cu_nodes);
@@ -239,7 +232,7 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
 }  // namespace canopy
 
 #define CANOPY_RING(D)                                                                                                             \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(canopy::Ring<D>::kThreads, 1) attend_ring_d##D(        \
+    extern "C" __global__ void __launch_bounds__(canopy::Ring<D>::kThreads, 1) attend_ring_d##D(                                   \
         const __grid_constant__ AttendArgs a, const __grid_constant__ CUtensorMap key_map,                                         \
         const __grid_constant__ CUtensorMap value_map, const __nv_bfloat16* q, const __nv_bfloat16* keys,                          \
         const __nv_bfloat16* values, const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o,  \
