@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use canopy_kernels::contract::{self, Choice, Line};
+use canopy_kernels::contract::{self, Choice, Gate, Line};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ Example:
   canopy-bench contract                                 # every kernel of the CPU, and of CUDA where there is a device
   canopy-bench contract tree_gdn                        # kernels whose name contains tree_gdn
   canopy-bench contract --device cuda --json gates.jsonl
+  canopy-bench contract --device cuda --gate invariant
 
 Exit code 1 when a gate is red, or when a control (a gate with a planted fault) stays green.";
 
@@ -29,12 +30,22 @@ pub struct ContractArgs {
     /// Kernels of which device
     #[arg(long, value_enum, default_value = "all")]
     pub device: Devices,
+    /// One gate alone: nonfinite, repeat, shapes, sums, invariant or limits
+    #[arg(long, value_parser = gate)]
+    pub gate: Option<Gate>,
     /// Number of the CUDA device
     #[arg(long, default_value_t = 0)]
     pub cuda_device: usize,
     /// Appends a JSON line for every gate and control to this file
     #[arg(long)]
     pub json: Option<PathBuf>,
+}
+
+/// The gate of a name.
+fn gate(name: &str) -> std::result::Result<Gate, String> {
+    let all = || Gate::RUNNING.into_iter().chain([Gate::Limits]);
+    let names = || all().map(Gate::name).collect::<Vec<_>>().join(", ");
+    all().find(|gate| gate.name() == name).ok_or_else(|| format!("expected: one of {}", names()))
 }
 
 /// Which kernels a run takes.
@@ -61,7 +72,8 @@ struct Counts {
 /// # Errors
 /// When no kernel's name fits, CUDA is asked for where there is none, or the file cannot be written.
 pub fn run(args: &ContractArgs) -> Result<ExitCode> {
-    let cpu = Choice { filter: args.filter.clone(), cuda: None, no_cpu: args.device == Devices::Cuda };
+    let no_cpu = args.device == Devices::Cuda;
+    let cpu = Choice { filter: args.filter.clone(), cuda: None, no_cpu, gate: args.gate };
     let with_cuda = Choice { cuda: Some(args.cuda_device), ..cpu.clone() };
     let (choice, kernels) = match (args.device, contract::kernels(&with_cuda)) {
         (Devices::Cpu, _) => (cpu.clone(), contract::kernels(&cpu)),

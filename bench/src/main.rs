@@ -41,6 +41,9 @@ enum Command {
     /// Allocates what verify leaves for commit, both ways, and reads the device's free memory before and after
     #[cfg(feature = "cuda")]
     Memory(canopy_bench::gpu::MemoryArgs),
+    /// Compares bits and times of one tree's rows in different orders
+    #[cfg(feature = "cuda")]
+    Order(canopy_bench::gpu::OrderArgs),
     /// Verifies and commits random trees round after round, and compares the states with a float64 run
     #[cfg(feature = "cuda")]
     Drift(canopy_bench::gpu::DriftArgs),
@@ -69,6 +72,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Crossover(args) => canopy_bench::gpu::crossover(&args)?,
         #[cfg(feature = "cuda")]
         Command::Memory(args) => canopy_bench::gpu::memory(&args)?,
+        #[cfg(feature = "cuda")]
+        Command::Order(args) => canopy_bench::gpu::order(&args)?,
         #[cfg(feature = "cuda")]
         Command::Drift(args) => canopy_bench::gpu::drift(&args)?,
     }

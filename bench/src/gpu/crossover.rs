@@ -76,7 +76,7 @@ fn fastest(
     for &variant in &fitting {
         case.reserve(stream, variant)?;
     }
-    let times = times(stream, case, &fitting, Pace { warm_ups: 1, repeats: 3 })?;
+    let times = times(stream, case, &fitting, Pace { warm_ups: 1, ..Pace::full(3) })?;
     let by_time = |a: &(&Variant, &Timing), b: &(&Variant, &Timing)| a.1.us_median.total_cmp(&b.1.us_median);
     let Some((&fastest, _)) = fitting.iter().zip(&times).min_by(by_time) else { return Ok(None) };
     truth.check(stream, case, fastest)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use canopy_kernels::cuda::{PathsOnDevice, TreeOnDevice};
 use canopy_kernels::tree_gdn::oracle::{self, OracleInput};
-use canopy_kernels::tree_gdn::{fused, launch};
+use canopy_kernels::tree_gdn::{blocked, fused, launch};
 use canopy_kernels::tree_gdn_serial::launch as serial;
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 use clap::Args;
@@ -20,6 +20,9 @@ use crate::lines::Lines;
 
 /// Rows of the random projection: what stands for a vocabulary.
 const TOKENS: usize = 512;
+
+/// The ways to verify and commit: the baseline, tier A, and tier B in both of its designs.
+const NAMES: [&str; 4] = ["serial", "a", "b", "blocked"];
 
 /// What to run.
 #[derive(Args, Debug)]
@@ -86,7 +89,7 @@ impl Shared {
         let paths = AcceptedPaths::new(&batch, &[round.tree.path(round.node)])?;
         let on_device = PathsOnDevice::new(stream, &paths)?;
         macro_rules! fused {
-            ($o:ident) => {{
+            ($design:ident, $o:ident) => {{
                 let (o, u, g_cum) = (self.$o.as_view_mut(), self.u.as_view_mut(), self.g_cum.as_view_mut());
                 let buffers = fused::FusedBuffers {
                     qkv: qkv.as_view(),
@@ -96,7 +99,7 @@ impl Shared {
                     u,
                     g_cum,
                 };
-                fused::verify(stream, dims, &batch, &tree, 32, buffers)?;
+                $design::verify(stream, dims, &batch, &tree, 32, buffers)?;
                 let tape =
                     launch::LayerTape { qkv: qkv.as_view(), gates: gates.as_view(), u: self.u.as_view() };
                 let state = &mut way.pool.as_view_mut();
@@ -104,9 +107,12 @@ impl Shared {
             }};
         }
         match way.name {
-            "a" => fused!(o),
-            "b" => {
-                fused!(o16);
+            "a" => fused!(fused, o),
+            "b" | "blocked" => {
+                match way.name {
+                    "b" => fused!(fused, o16),
+                    _ => fused!(blocked, o16),
+                }
                 return Ok(stream.clone_dtoh(&self.o16)?.into_iter().map(bf16::to_f32).collect());
             }
             _ => {
@@ -187,11 +193,14 @@ pub fn run(args: &DriftArgs) -> Result<()> {
     let start: Vec<f32> = noise(dims.state_len(), 12).map(|x| 0.1 * x).collect();
     let mut truth: Vec<f64> = start.iter().map(|&x| f64::from(x)).collect();
     let mut ways = Vec::new();
-    for name in ["serial", "a", "b"] {
+    for name in NAMES {
         ways.push(Way { name, pool: stream.clone_htod(&start)?, differing: 0 });
     }
     let (mut nodes, mut committed, mut last) = (0, 0, json!({}));
-    println!("{:>6} {:>8} {:>12} {:>12} {:>12}", "round", "tokens", "serial", "tier A", "tier B");
+    println!(
+        "{:>6} {:>8} {:>12} {:>12} {:>12} {:>12}",
+        "round", "tokens", "serial", "tier A", "tier B", "blocked"
+    );
     for at in 0..args.rounds {
         let round = Round::new(dims, args.nodes, at as u64 + 1)?;
         let wide = |x: f32| f64::from(x);
@@ -214,9 +223,9 @@ pub fn run(args: &DriftArgs) -> Result<()> {
             picks.push(tokens);
         }
         if (at + 1) % 10 == 0 || at == 0 {
-            let [serial, a, b] =
-                ["serial", "a", "b"].map(|name| row[format!("relative_{name}")].as_f64().unwrap_or(f64::NAN));
-            println!("{:>6} {committed:>8} {serial:>12.2e} {a:>12.2e} {b:>12.2e}", at + 1);
+            let [serial, a, b, blocked] =
+                NAMES.map(|name| row[format!("relative_{name}")].as_f64().unwrap_or(f64::NAN));
+            println!("{:>6} {committed:>8} {serial:>12.2e} {a:>12.2e} {b:>12.2e} {blocked:>12.2e}", at + 1);
         }
         ensure!(
             row["relative_a"].as_f64().is_some_and(|error| error <= 1e-3),
@@ -228,12 +237,14 @@ pub fn run(args: &DriftArgs) -> Result<()> {
     }
     let differing = |name| ways.iter().find(|way| way.name == name).map_or(0, |way| way.differing);
     println!(
-        "argmax of {TOKENS} products over {nodes} nodes differs from serial: tier A {}, tier B {}",
+        "argmax of {TOKENS} products over {nodes} nodes differs from serial: tier A {}, tier B {}, blocked {}",
         differing("a"),
-        differing("b")
+        differing("b"),
+        differing("blocked")
     );
     lines.write(json!({"schema": 1, "case": "tree_gdn.drift.summary", "rounds": args.rounds, "tokens": committed, "nodes_compared": nodes,
         "projection_rows": TOKENS, "argmax_differs_a": differing("a"), "argmax_differs_b": differing("b"),
-        "relative_serial": last["relative_serial"], "relative_a": last["relative_a"], "relative_b": last["relative_b"]}))?;
+        "argmax_differs_blocked": differing("blocked"), "relative_serial": last["relative_serial"], "relative_a": last["relative_a"],
+        "relative_b": last["relative_b"], "relative_blocked": last["relative_blocked"]}))?;
     lines.finish()
 }

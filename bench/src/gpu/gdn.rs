@@ -1,5 +1,6 @@
 //! The GDN kernels as cases to check and time: inputs of one shape, copied into as many sets as overflow the L2 cache.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -53,6 +54,8 @@ pub struct Case {
     scratch: CudaSlice<f32>,
     /// Every node's state, once a variant that keeps them was asked for.
     snapshots: Option<CudaSlice<f32>>,
+    /// What outputs hold before a run that is compared.
+    unwritten: (CudaSlice<f32>, CudaSlice<bf16>),
     sets: Vec<Set>,
 }
 
@@ -66,6 +69,16 @@ pub fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
         let part = |shift: u32| ((x >> shift) & 0xffff) as f32 / 65536.0;
         (part(0) + part(16) + part(32) + part(48) - 2.0) * 1.732
     })
+}
+
+/// Every sequence's rows in another order: row `i` becomes what row `order[i]` was.
+fn in_order<T: Copy>(values: Vec<T>, width: usize, order: &[usize]) -> Vec<T> {
+    if order.is_sorted() {
+        return values;
+    }
+    let sequences = values.chunks_exact(width * order.len());
+    let row = |sequence: &'_ [T], &row: &usize| sequence[row * width..(row + 1) * width].to_vec();
+    sequences.flat_map(|sequence| order.iter().flat_map(move |at| row(sequence, at))).collect()
 }
 
 /// The 9B model's heads.
@@ -82,15 +95,32 @@ impl Case {
     /// # Errors
     /// From the driver.
     pub fn new(stream: &Arc<CudaStream>, tree: &DraftTree, sequences: usize) -> Result<Self> {
+        let as_they_are: Vec<usize> = (0..tree.len()).collect();
+        Self::ordered(stream, tree, &as_they_are, sequences)
+    }
+
+    /// The same nodes in another order: `order[row]` is the node of `tree` that is in a row.
+    ///
+    /// # Errors
+    /// When it is no order of the tree, or from the driver.
+    pub fn ordered(
+        stream: &Arc<CudaStream>,
+        tree: &DraftTree,
+        order: &[usize],
+        sequences: usize,
+    ) -> Result<Self> {
         let dims = dims()?;
+        let (tree, _) = tree.reorder(order)?;
         let batch = TreeBatch::new(vec![tree.clone(); sequences], (0..sequences as i32).collect())?;
         let rows = batch.rows();
-        let qkv: Vec<bf16> = noise(rows * dims.qkv_width(), 1).map(bf16::from_f32).collect();
+        let qkv = noise(rows * dims.qkv_width(), 1).map(bf16::from_f32).collect();
+        let qkv: Vec<bf16> = in_order(qkv, dims.qkv_width(), order);
         let state: Vec<f32> = noise(sequences * dims.state_len(), 2).map(|x| 0.1 * x).collect();
         let gates: Vec<f32> = noise(rows * 2 * dims.v_heads, 3)
             .enumerate()
             .map(|(i, x)| if i / dims.v_heads % 2 == 0 { -0.1 * x.abs() } else { 1.0 / (1.0 + (-x).exp()) })
             .collect();
+        let gates = in_order(gates, 2 * dims.v_heads, order);
         let deepest = (0..tree.len()).max_by_key(|&node| tree.depths()[node].min(7)).unwrap_or(0);
         let path: Vec<usize> = tree.path(deepest).into_iter().take(8).collect();
         let paths = AcceptedPaths::new(&batch, &vec![path; sequences])?;
@@ -114,6 +144,10 @@ impl Case {
             on_device: PathsOnDevice::new(stream, &paths)?,
             scratch: stream.alloc_zeros(launch::scratch_len(dims, &batch))?,
             snapshots: None,
+            unwritten: (
+                stream.clone_htod(&vec![f32::NAN; planes * dims.dv])?,
+                stream.clone_htod(&vec![bf16::NAN; planes * dims.dv])?,
+            ),
             dims,
             batch,
             paths,
@@ -254,7 +288,7 @@ impl Case {
         Ok(())
     }
 
-    /// `o` of set 0 after one launch of `variant`, widened, and `u` where the variant writes it.
+    /// `o` of set 0 after one launch of `variant`, widened, and `u` where the variant writes it: the rows of the first and the last sequence.
     ///
     /// # Errors
     /// From the launcher or the driver.
@@ -264,17 +298,30 @@ impl Case {
         variant: Variant,
     ) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
         let set = &mut self.sets[0];
-        stream.memcpy_htod(&vec![f32::NAN; set.u.len()], &mut set.u)?;
-        stream.memcpy_htod(&vec![f32::NAN; set.o.len()], &mut set.o)?;
+        stream.memcpy_dtod(&self.unwritten.0, &mut set.u)?;
+        stream.memcpy_dtod(&self.unwritten.0, &mut set.o)?;
+        stream.memcpy_dtod(&self.unwritten.1, &mut set.o16)?;
         self.reserve(stream, variant)?;
         self.launch(stream, variant, 0)?;
-        let set = &self.sets[0];
-        let o = match variant {
-            _ if variant.tier_b() => stream.clone_dtoh(&set.o16)?.into_iter().map(bf16::to_f32).collect(),
-            _ => stream.clone_dtoh(&set.o)?,
+        let (set, sequences) = (&self.sets[0], self.batch.sequences());
+        let len = set.u.len() / sequences;
+        let mut ends = vec![0..len];
+        if sequences > 1 {
+            ends.push((sequences - 1) * len..sequences * len);
+        }
+        let wide = |plane: &CudaSlice<f32>| -> Result<Vec<f32>> {
+            let part = |range: &Range<usize>| stream.clone_dtoh(&plane.slice(range.clone()));
+            Ok(ends.iter().map(part).collect::<Result<Vec<_>, _>>()?.concat())
         };
-        let u =
-            if matches!(variant, Variant::Snapshots(_)) { None } else { Some(stream.clone_dtoh(&set.u)?) };
+        let o = match variant {
+            _ if variant.tier_b() => {
+                let part = |range: &Range<usize>| stream.clone_dtoh(&set.o16.slice(range.clone()));
+                let parts = ends.iter().map(part).collect::<Result<Vec<_>, _>>()?;
+                parts.concat().into_iter().map(bf16::to_f32).collect()
+            }
+            _ => wide(&set.o)?,
+        };
+        let u = if matches!(variant, Variant::Snapshots(_)) { None } else { Some(wide(&set.u)?) };
         Ok((o, u))
     }
 }

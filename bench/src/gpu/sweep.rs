@@ -35,6 +35,9 @@ pub struct SweepArgs {
     /// Timed replays of every variant
     #[arg(long, default_value_t = 200)]
     repeats: usize,
+    /// Milliseconds after which a variant gets no more of them (five at least); 0 is no limit
+    #[arg(long, default_value_t = 0.0)]
+    most_ms: f64,
     /// Appends one JSON line a variant to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -61,7 +64,7 @@ fn shape_rows(
         graphs.push((timer::capture(stream, cold, |n| case.launch(stream, variant, n))?, cold));
         graphs.push((timer::capture(stream, warm, |_| case.launch(stream, variant, 0))?, warm));
     }
-    let times = timer::interleaved(stream, &graphs, timer::Pace::full(args.repeats))?;
+    let times = timer::interleaved(stream, &graphs, timer::Pace::within(args.repeats, args.most_ms))?;
     let rows = variants.iter().zip(&parity).zip(times.chunks_exact(2));
     Ok(rows
         .map(|((variant, parity), times)| {
@@ -81,7 +84,8 @@ fn shape_rows(
                 "distance_u": parity.and_then(|parity| parity.u),
                 "tape_bytes": case.tape_bytes(),
                 "snapshot_bytes": case.snapshot_bytes(),
-                "repeats": args.repeats,
+                "repeats": times[0].replays,
+                "launches": case.launches(*variant)[0],
             })
         })
         .collect())

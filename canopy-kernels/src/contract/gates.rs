@@ -276,10 +276,13 @@ pub(super) fn invariant(subject: &dyn Subject, control: Option<Control>) -> Resu
             return Err(format!("{} has other bits", variant.name()));
         }
     }
-    match variants.len() {
-        0 => Ok("alone, batches of 2 to 16".into()),
-        more => Ok(format!("alone, batches of 2 to 16, {more} more variants")),
+    let mut covered = "alone, batches of 2 to 16".to_string();
+    let own = subject.name();
+    for variant in &variants {
+        let name = variant.name();
+        covered.push_str(&format!("; {}", name.trim_start_matches(&own).trim_start_matches(", ")));
     }
+    Ok(covered)
 }
 
 /// The bits of one sequence's part of every plane.

@@ -7,7 +7,7 @@
 //! | repeat | five runs byte-identical, every output written, inputs and what lies around outputs untouched | drift, gap, overrun |
 //! | shapes | every tile edge, tree kind, context and batch within the bound of the float64 oracle | off by one, tile edge |
 //! | sums | inputs on which a 16-bit accumulator is wrong by orders of magnitude stay within the bound | half sum |
-//! | invariant | a sequence's bits are its own: alone, in batches of 2 to 16, in any slot, in every variant that may be picked instead | company |
+//! | invariant | a sequence's bits are its own: alone, in batches of 2 to 16, in any slot, in every variant that may be picked instead, on CUDA also on few of the device's multiprocessors | company |
 //! | limits | registers, shared memory and spills of every CUDA entry point within its target's, from the checked-in record | over limit, spill |
 //!
 //! A control is the same gate on the same kernel with a fault planted; one that stays green fails the suite. A gate
@@ -156,6 +156,8 @@ pub struct Choice {
     pub cuda: Option<usize>,
     /// Leave the CPU kernels out.
     pub no_cpu: bool,
+    /// This gate alone.
+    pub gate: Option<Gate>,
 }
 
 impl Choice {
@@ -194,7 +196,8 @@ pub fn kernels(choice: &Choice) -> Result<Vec<String>, String> {
 pub fn run(choice: &Choice, mut report: impl FnMut(Line)) -> Result<(), String> {
     for subject in choice.subjects()?.iter().filter(|subject| subject.name().contains(&choice.filter)) {
         for gate in Gate::RUNNING {
-            if gate == Gate::Sums && subject.sums().is_none() {
+            let left_out = choice.gate.is_some_and(|only| only != gate);
+            if left_out || gate == Gate::Sums && subject.sums().is_none() {
                 continue;
             }
             for control in std::iter::once(None).chain(gate.controls(&**subject).into_iter().map(Some)) {
@@ -206,6 +209,8 @@ pub fn run(choice: &Choice, mut report: impl FnMut(Line)) -> Result<(), String> 
             }
         }
     }
-    limits::run(&choice.filter, report);
+    if choice.gate.is_none_or(|only| only == Gate::Limits) {
+        limits::run(&choice.filter, report);
+    }
     Ok(())
 }

@@ -4,6 +4,7 @@ mod chains;
 pub(crate) mod early;
 mod module;
 pub mod profile;
+mod partition;
 mod tree;
 mod words;
 
@@ -11,5 +12,6 @@ pub use chains::ChainsOnDevice;
 #[cfg(feature = "controls")]
 pub(crate) use module::controls;
 pub use module::{BUILT_ARCHS, Kernels, has_driver};
+pub use partition::Partition;
 pub use tree::{PathsLayout, PathsOnDevice, TreeLayout, TreeOnDevice};
 pub use words::{DeviceList, Place, Word, Words};

@@ -17,6 +17,7 @@ use super::scene::{Scene, Shape};
 use super::subjects::{self, Plane, Subject, half};
 use super::{Device, Gate};
 use crate::Result;
+use crate::cuda::Partition;
 
 /// Kernels in the order of the report.
 pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, String> {
@@ -27,7 +28,18 @@ pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, S
     kernels.extend(prefill::kernels(&gpu));
     kernels.extend(rows::kernels(&gpu));
     kernels.extend(walk::kernels(&gpu));
+    let smaller = smaller(&gpu).map_err(|error| error.to_string())?;
+    kernels.iter_mut().for_each(|kernel| kernel.smaller = smaller.clone());
     Ok(kernels.into_iter().map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect())
+}
+
+/// The device with few of its multiprocessors: what a launch's CTAs find elsewhere, or at other times, must not change a bit.
+fn smaller(gpu: &Gpu) -> Result<Vec<(String, Gpu)>> {
+    let part = |least| {
+        let part = Partition::new(gpu.0.context(), least)?;
+        Ok((format!("on {} multiprocessors", part.multiprocessors()), Gpu(part.stream().clone())))
+    };
+    [8, 48].map(part).into_iter().collect()
 }
 
 /// One call: inputs up, the kernel, outputs down, guards checked.
@@ -59,6 +71,8 @@ struct Kernel {
     sums_bound: Bound,
     exact_classes: bool,
     variants: Vec<(String, Call)>,
+    /// Streams of fewer multiprocessors.
+    smaller: Vec<(String, Gpu)>,
     #[cfg_attr(not(feature = "controls"), expect(dead_code, reason = "read where faults are planted"))]
     planted: &'static [(Gate, &'static str)],
     /// The images in which a fault is planted: those whose names start so.
@@ -93,6 +107,7 @@ impl Kernel {
             sums: None,
             sums_bound: bound,
             variants: Vec::new(),
+            smaller: Vec::new(),
             planted: &[],
             images: "",
             planted_call: None,
@@ -182,12 +197,14 @@ impl Subject for Kernel {
     }
 
     fn variants(&self) -> Vec<Box<dyn Subject>> {
+        let alone = || Self { variants: Vec::new(), smaller: Vec::new(), ..self.clone() };
         let variant = |(name, call): &(String, Call)| {
-            let kernel =
-                Self { name: name.clone(), call: call.clone(), variants: Vec::new(), ..self.clone() };
-            Box::new(kernel) as Box<dyn Subject>
+            Box::new(Self { name: name.clone(), call: call.clone(), ..alone() }) as Box<dyn Subject>
         };
-        self.variants.iter().map(variant).collect()
+        let on_fewer = |(name, gpu): &(String, Gpu)| {
+            Box::new(Self { name: name.clone(), gpu: gpu.clone(), ..alone() }) as Box<dyn Subject>
+        };
+        self.variants.iter().map(variant).chain(self.smaller.iter().map(on_fewer)).collect()
     }
 
     fn has_mask(&self) -> bool {
