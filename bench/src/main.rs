@@ -41,6 +41,9 @@ enum Command {
     /// Allocates what verify leaves for commit, both ways, and reads the device's free memory before and after
     #[cfg(feature = "cuda")]
     Memory(canopy_bench::gpu::MemoryArgs),
+    /// Compares every solve with float64 on chains of random and of nearly equal keys
+    #[cfg(feature = "cuda")]
+    Accuracy(canopy_bench::gpu::AccuracyArgs),
     /// Compares bits and times of one tree's rows in different orders
     #[cfg(feature = "cuda")]
     Order(canopy_bench::gpu::OrderArgs),
@@ -72,6 +75,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Crossover(args) => canopy_bench::gpu::crossover(&args)?,
         #[cfg(feature = "cuda")]
         Command::Memory(args) => canopy_bench::gpu::memory(&args)?,
+        #[cfg(feature = "cuda")]
+        Command::Accuracy(args) => canopy_bench::gpu::accuracy(&args)?,
         #[cfg(feature = "cuda")]
         Command::Order(args) => canopy_bench::gpu::order(&args)?,
         #[cfg(feature = "cuda")]

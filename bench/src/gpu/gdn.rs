@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use canopy_kernels::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
-use canopy_kernels::tree_gdn::{Schedule, blocked, fused, launch};
+use canopy_kernels::tree_gdn::{Schedule, blocked, fused, launch, series};
 use canopy_kernels::tree_gdn_serial::launch as serial;
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -89,6 +89,51 @@ pub fn dims() -> Result<GdnDims> {
     Ok(GdnDims::new(16, 32, 128, 128)?)
 }
 
+/// How a case's keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// About normal, gates and write strengths too.
+    Random,
+    /// Nearly one key for all rows, every write strength 1, nothing forgotten: what a repeated token gives.
+    NearlyEqual,
+}
+
+/// What verify reads, on the host.
+pub struct Inputs {
+    /// Rows.
+    pub qkv: Vec<bf16>,
+    /// Log gates and write strengths.
+    pub gates: Vec<f32>,
+    /// The pool.
+    pub state: Vec<f32>,
+}
+
+impl Inputs {
+    /// So many rows of so many sequences.
+    ///
+    /// # Errors
+    /// None that can happen.
+    pub fn new(rows: usize, sequences: usize, keys: Keys) -> Result<Self> {
+        let dims = dims()?;
+        let (width, key, heads) = (dims.qkv_width(), dims.k_heads * dims.dk, dims.v_heads);
+        let base: Vec<f32> = noise(key, 4).collect();
+        let shared = |(i, x): (usize, f32)| match (keys, (i % width).checked_sub(key)) {
+            (Keys::NearlyEqual, Some(at)) if at < key => base[at] + 0.02 * x,
+            _ => x,
+        };
+        let gate = |(i, x): (usize, f32)| match (keys, i / heads % 2) {
+            (Keys::Random, 0) => -0.1 * x.abs(),
+            (Keys::Random, _) => 1.0 / (1.0 + (-x).exp()),
+            (Keys::NearlyEqual, plane) => plane as f32,
+        };
+        Ok(Self {
+            qkv: noise(rows * width, 1).enumerate().map(shared).map(bf16::from_f32).collect(),
+            gates: noise(rows * 2 * heads, 3).enumerate().map(gate).collect(),
+            state: noise(sequences * dims.state_len(), 2).map(|x| 0.1 * x).collect(),
+        })
+    }
+}
+
 impl Case {
     /// `sequences` copies of `tree` at the 9B model's head counts; an accepted path of up to eight nodes each.
     ///
@@ -109,27 +154,31 @@ impl Case {
         order: &[usize],
         sequences: usize,
     ) -> Result<Self> {
-        let dims = dims()?;
         let (tree, _) = tree.reorder(order)?;
+        let mut inputs = Inputs::new(sequences * tree.len(), sequences, Keys::Random)?;
+        inputs.qkv = in_order(inputs.qkv, dims()?.qkv_width(), order);
+        inputs.gates = in_order(inputs.gates, 2 * dims()?.v_heads, order);
+        Self::of(stream, &tree, sequences, &inputs)
+    }
+
+    /// `sequences` copies of `tree` on given inputs.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn of(stream: &Arc<CudaStream>, tree: &DraftTree, sequences: usize, inputs: &Inputs) -> Result<Self> {
+        let dims = dims()?;
         let batch = TreeBatch::new(vec![tree.clone(); sequences], (0..sequences as i32).collect())?;
         let rows = batch.rows();
-        let qkv = noise(rows * dims.qkv_width(), 1).map(bf16::from_f32).collect();
-        let qkv: Vec<bf16> = in_order(qkv, dims.qkv_width(), order);
-        let state: Vec<f32> = noise(sequences * dims.state_len(), 2).map(|x| 0.1 * x).collect();
-        let gates: Vec<f32> = noise(rows * 2 * dims.v_heads, 3)
-            .enumerate()
-            .map(|(i, x)| if i / dims.v_heads % 2 == 0 { -0.1 * x.abs() } else { 1.0 / (1.0 + (-x).exp()) })
-            .collect();
-        let gates = in_order(gates, 2 * dims.v_heads, order);
+        let Inputs { qkv, gates, state } = inputs;
         let deepest = (0..tree.len()).max_by_key(|&node| tree.depths()[node].min(7)).unwrap_or(0);
         let path: Vec<usize> = tree.path(deepest).into_iter().take(8).collect();
         let paths = AcceptedPaths::new(&batch, &vec![path; sequences])?;
         let planes = rows * dims.v_heads;
         let bytes = 2 * qkv.len() + 4 * (gates.len() + state.len() + 2 * planes * dims.dv);
         let mut sets = vec![Set {
-            qkv: stream.clone_htod(&qkv)?,
-            gates: stream.clone_htod(&gates)?,
-            state: stream.clone_htod(&state)?,
+            qkv: stream.clone_htod(qkv)?,
+            gates: stream.clone_htod(gates)?,
+            state: stream.clone_htod(state)?,
             o: stream.alloc_zeros(planes * dims.dv)?,
             o16: stream.alloc_zeros(planes * dims.dv)?,
             u: stream.alloc_zeros(planes * dims.dv)?,
@@ -194,11 +243,18 @@ impl Case {
         needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes + more <= limit)
     }
 
-    /// Room for every node's state, for the variants that keep them. Not while a graph is captured.
+    /// Room for every node's state, for the variants that keep them, and for a series' matrices. Not while a graph is captured, nor between
+    /// a capture and its replays.
     ///
     /// # Errors
     /// From the driver.
     pub fn reserve(&mut self, stream: &Arc<CudaStream>, variant: Variant) -> Result<()> {
+        if let Variant::Series(solve) = variant {
+            let needed = series::scratch_len(self.dims, &self.batch, solve)?;
+            if self.scratch.len() < needed {
+                self.scratch = stream.alloc_zeros(needed)?;
+            }
+        }
         let keeps = matches!(variant, Variant::Snapshots(_) | Variant::SnapshotCommit);
         if keeps && self.snapshots.is_none() {
             // SAFETY: verify writes every element before commit reads one.
@@ -232,6 +288,12 @@ impl Case {
                 let (state, scratch) = (state.as_view(), &mut self.scratch);
                 let buffers = launch::VerifyBuffers { qkv, gates, state, scratch, o, u, g_cum };
                 launch::verify(stream, dims, batch, &self.levels, buffers)?;
+            }
+            Variant::Series(solve) => {
+                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+                let (state, scratch) = (state.as_view(), &mut self.scratch);
+                let buffers = launch::VerifyBuffers { qkv, gates, state, scratch, o, u, g_cum };
+                series::verify(stream, dims, batch, &self.levels, solve, buffers)?;
             }
             Variant::FusedA(columns, schedule) => fused!(o, columns, schedule),
             Variant::FusedB(columns, schedule) => fused!(o16, columns, schedule),

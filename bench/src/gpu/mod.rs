@@ -1,5 +1,6 @@
 //! Measurements on a CUDA device.
 
+mod accuracy;
 mod crossover;
 mod drift;
 mod gdn;
@@ -10,6 +11,7 @@ mod sweep;
 mod timer;
 mod variant;
 
+pub use accuracy::{AccuracyArgs, run as accuracy};
 pub use crossover::{CrossoverArgs, run as crossover};
 pub use drift::{DriftArgs, run as drift};
 pub use memory::{MemoryArgs, run as memory};

@@ -1,13 +1,18 @@
 //! Names of the kernels under test.
 
-use canopy_kernels::tree_gdn::Schedule;
 use canopy_kernels::tree_gdn::blocked::COLUMNS;
+use canopy_kernels::tree_gdn::{Schedule, Solve};
+
+/// Solves of the split design beside forward substitution.
+pub const SERIES: [Solve; 3] = [Solve::Dense, Solve::Neumann, Solve::Squaring];
 
 /// One kernel under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// Gram matrices, then the blocked solve: two launches, f32 throughout.
     Split,
+    /// The same with the explicit inverse (dense), or a series.
+    Series(Solve),
     /// One launch, f32-class, with blocks of this many value columns.
     FusedA(usize, Schedule),
     /// One launch, state rounded to bf16, bf16 outputs.
@@ -34,6 +39,7 @@ impl Variant {
         let schedule = |s| if s == Schedule::Levels { "levels" } else { "chains" };
         match self {
             Self::Split => "split-f32".into(),
+            Self::Series(solve) => format!("split-{solve}"),
             Self::FusedA(columns, s) => format!("fused-a-v{columns}-{}", schedule(s)),
             Self::FusedB(columns, s) => format!("fused-b-v{columns}-{}", schedule(s)),
             Self::Blocked(columns) => format!("blocked-b-v{columns}"),
@@ -49,7 +55,9 @@ impl Variant {
     /// Case in results.
     pub fn case(self) -> &'static str {
         match self {
-            Self::Split | Self::FusedA(..) | Self::FusedB(..) | Self::Blocked(_) => "tree_gdn.verify",
+            Self::Split | Self::Series(_) | Self::FusedA(..) | Self::FusedB(..) | Self::Blocked(_) => {
+                "tree_gdn.verify"
+            }
             Self::Commit => "tree_gdn.commit",
             Self::Snapshots(_) | Self::Chain(_) => "tree_gdn_serial.verify",
             Self::SnapshotCommit => "tree_gdn_serial.commit",
@@ -70,6 +78,7 @@ impl Variant {
     /// What may run on a tree: every verify, then both commits and whole rounds.
     pub fn candidates(depth: usize, is_chain: bool) -> Vec<Self> {
         let mut all = vec![Self::Split];
+        all.extend(SERIES.map(Self::Series));
         all.extend(Self::fused(depth));
         all.extend(COLUMNS.map(Self::Blocked));
         all.extend([32, 64].map(Self::Snapshots));

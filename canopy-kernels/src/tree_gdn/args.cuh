@@ -12,6 +12,14 @@ struct VerifyArgs {
 };
 static_assert(sizeof(VerifyArgs) == 24, "launch.rs VerifyArgs");
 
+// How the matrices of series.cu make U of R.
+struct SeriesArgs {
+    uint32_t count;     // products
+    uint32_t matrices;  // the n-th product takes the n-th, or the last
+    uint32_t keeps_r;   // R is added to every product, not the U before it
+};
+static_assert(sizeof(SeriesArgs) == 12, "series.rs SeriesArgs");
+
 constexpr int kMostLayers = 64;
 
 struct CommitArgs {

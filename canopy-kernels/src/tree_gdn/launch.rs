@@ -2,24 +2,27 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig};
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig,
+};
 
 use crate::cuda::early::Launch;
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
 use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
 
-const TILE: usize = 32;
+/// Nodes, or value columns, of a tile.
+pub(super) const TILE: usize = 32;
 const VERIFY: &str = "tree_gdn/verify";
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct VerifyArgs {
-    batch: u32,
-    k_heads: u32,
-    v_heads: u32,
-    max_nodes: u32,
-    tiles: u32,
+pub(super) struct VerifyArgs {
+    pub batch: u32,
+    pub k_heads: u32,
+    pub v_heads: u32,
+    pub max_nodes: u32,
+    pub tiles: u32,
     scale: f32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
@@ -45,18 +48,26 @@ unsafe impl DeviceRepr for CommitArgs {}
 
 /// An element type that the kernels are built for.
 pub trait Element: DeviceRepr {
-    /// Symbols of gram, solve and commit.
-    const SYMBOLS: [&'static str; 3];
+    /// Symbols of gram, solve, commit and the series' last launch.
+    const SYMBOLS: [&'static str; 4];
 }
 
 impl Element for f32 {
-    const SYMBOLS: [&'static str; 3] =
-        ["tree_gdn_gram_f32_k128", "tree_gdn_solve_f32_k128_v128", "tree_gdn_commit_f32_k128_v128"];
+    const SYMBOLS: [&'static str; 4] = [
+        "tree_gdn_gram_f32_k128",
+        "tree_gdn_solve_f32_k128_v128",
+        "tree_gdn_commit_f32_k128_v128",
+        "tree_gdn_apply_f32_k128_v128",
+    ];
 }
 
 impl Element for half::bf16 {
-    const SYMBOLS: [&'static str; 3] =
-        ["tree_gdn_gram_bf16_k128", "tree_gdn_solve_bf16_k128_v128", "tree_gdn_commit_bf16_k128_v128"];
+    const SYMBOLS: [&'static str; 4] = [
+        "tree_gdn_gram_bf16_k128",
+        "tree_gdn_solve_bf16_k128_v128",
+        "tree_gdn_commit_bf16_k128_v128",
+        "tree_gdn_apply_bf16_k128_v128",
+    ];
 }
 
 /// f32 elements of scratch that [`verify`] needs for this batch: both Gram matrices in 32 x 32 tiles per key head.
@@ -109,6 +120,43 @@ pub(super) fn check_verify(
     batch.check_slots(op, dims.pool_slots(op, state)?)
 }
 
+impl VerifyArgs {
+    pub(super) fn new(dims: GdnDims, batch: &TreeBatch) -> Self {
+        Self {
+            batch: batch.sequences() as u32,
+            k_heads: dims.k_heads as u32,
+            v_heads: dims.v_heads as u32,
+            max_nodes: max_nodes(batch) as u32,
+            tiles: tiles(batch) as u32,
+            scale: dims.scale(),
+        }
+    }
+}
+
+/// Bytes of what a block keeps for so many nodes (`split.cuh`, `carve`).
+pub(super) fn block_bytes(padded: usize) -> usize {
+    4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 3 * 256 + padded * 8)
+}
+
+/// The Gram matrices of every key head into `scratch`, whose length the caller has checked.
+pub(super) fn gram<T: Element>(
+    stream: &Arc<CudaStream>,
+    args: &VerifyArgs,
+    tree: &TreeOnDevice,
+    qkv: &CudaView<'_, T>,
+    scratch: &mut impl DevicePtrMut<f32>,
+) -> Result<()> {
+    let config = LaunchConfig {
+        grid_dim: (args.tiles, args.k_heads, args.batch),
+        block_dim: (128, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    let mut launch = Launch::new(stream, "tree-gdn-verify", VERIFY, T::SYMBOLS[0])?;
+    launch.value(args).read(qkv).read(&tree.mask).read(&tree.cu_nodes).read(&tree.slots).write(scratch);
+    // SAFETY: lengths checked by the caller; the kernel reads rows below cu_nodes[B] and writes tiles below `tiles`.
+    unsafe { launch.launch(config) }
+}
+
 /// Device buffers of one verify call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
 #[derive(Debug)]
 pub struct VerifyBuffers<'a, T> {
@@ -150,32 +198,10 @@ pub fn verify<T: Element>(
     if batch.rows() == 0 {
         return Ok(());
     }
-    let args = VerifyArgs {
-        batch: batch.sequences() as u32,
-        k_heads: dims.k_heads as u32,
-        v_heads: dims.v_heads as u32,
-        max_nodes: max_nodes(batch) as u32,
-        tiles: tiles(batch) as u32,
-        scale: dims.scale(),
-    };
-    let config = LaunchConfig {
-        grid_dim: (args.tiles, args.k_heads, args.batch),
-        block_dim: (128, 1, 1),
-        shared_mem_bytes: 0,
-    };
-    let mut launch = Launch::new(stream, OP, VERIFY, T::SYMBOLS[0])?;
-    launch
-        .value(&args)
-        .read(&qkv)
-        .read(&tree.mask)
-        .read(&tree.cu_nodes)
-        .read(&tree.slots)
-        .write(&mut *scratch);
-    // SAFETY: lengths checked above; the kernel reads rows below cu_nodes[B] and writes tiles below `tiles`.
-    unsafe { launch.launch(config) }?;
-
+    let args = VerifyArgs::new(dims, batch);
+    gram::<T>(stream, &args, tree, &qkv, scratch)?;
     let padded = max_nodes(batch).next_multiple_of(TILE);
-    let shared = 4 * (padded * TILE + 2 * TILE * 128 + TILE * TILE + 3 * 256 + padded * 8);
+    let shared = block_bytes(padded);
     let config = LaunchConfig {
         grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch),
         block_dim: (256, 1, 1),

@@ -43,7 +43,8 @@
 //! 9. No exponential of a positive number: decays come from sums of g along the path, below the node that is decayed.
 //!    `vanishing_decays_stay_finite`.
 //!
-//! On CUDA: `launch` (split design, f32 throughout; commit), `fused` (one launch, bf16 rows, alone or with the commit of the round before;
+//! On CUDA: `launch` (split design, f32 throughout; commit), `series` (the same under every solve: forward substitution, the explicit inverse
+//! once per value head, Neumann, squaring; for comparison), `fused` (one launch, bf16 rows, alone or with the commit of the round before;
 //! f32 or bf16 outputs), `blocked` (one launch, bf16 rows and outputs, dense blocks on tensor cores whatever the depth), and for chains the
 //! walk of `tree_gdn_serial`. [`dispatch`] chooses; tests are in `tests/gpu`.
 //!
@@ -60,6 +61,8 @@ pub mod launch;
 pub mod oracle;
 mod plan;
 mod select;
+#[cfg(feature = "cuda")]
+pub mod series;
 #[cfg(test)]
 mod tests;
 

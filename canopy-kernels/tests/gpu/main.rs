@@ -18,6 +18,7 @@ mod linear;
 mod prefill;
 mod scene;
 mod serial;
+mod series;
 mod top_tokens;
 
 use std::process::ExitCode;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         linear::TESTS,
         prefill::TESTS,
         serial::TESTS,
+        series::TESTS,
         top_tokens::TESTS,
     ];
     let tests = rooms.into_iter().flatten().copied();
