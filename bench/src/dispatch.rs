@@ -33,8 +33,9 @@ type Point = (u64, u64, u64, &'static str, &'static str);
 fn design(variant: &str) -> Option<(&'static str, &'static str, String)> {
     if let Some(rest) = variant.strip_prefix("fused-a-") {
         Some(("f32", "fused", format!("fused-{rest}")))
+    } else if let Some(rest) = variant.strip_prefix("fused-b-") {
+        Some(("bf16", "fused", format!("fused-{rest}")))
     } else if let Some(rest) = variant.strip_prefix("blocked-b-") {
-        // the only design of bf16 outputs, since a batch may not choose between designs that differ in bits
         Some(("bf16", "blocked", format!("blocked-{rest}")))
     } else if let Some(rest) = variant.strip_prefix("serial-chain-") {
         Some(("f32", "chain", format!("chain-{rest}")))
@@ -123,6 +124,7 @@ mod tests {
             lines,
             [
                 "90\tbf16\t1\t16\t15\tblocked-v32\t8.00",
+                "90\tbf16\t1\t16\t15\tfused-v32-levels\t7.00",
                 "90\tf32\t1\t16\t15\tchain-v32\t4.00",
                 "90\tf32\t1\t16\t15\tfused-v64-chains\t9.00"
             ]

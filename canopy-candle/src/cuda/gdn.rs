@@ -1,5 +1,6 @@
 //! Launches of tree_gdn: chains that are faster walked by tree_gdn_serial's chain form; other trees by the fused design for bf16 rows, by the
-//! split f32 design for f32 rows and where a fused block cannot hold a tree.
+//! split f32 design for f32 rows and where a fused block cannot hold a tree. Another solve than forward is there to be compared: it takes the
+//! whole batch, in the design that has it.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use canopy_kernels::cuda::{Kernels, TreeOnDevice};
 use canopy_kernels::tree_gdn::dispatch::Design;
 use canopy_kernels::tree_gdn::fused::{self, FusedBuffers};
 use canopy_kernels::tree_gdn::launch::{self, Element, LayerTape, VerifyBuffers};
-use canopy_kernels::tree_gdn::{Solve, Variant};
+use canopy_kernels::tree_gdn::{Schedule, Solve, Variant, series};
 use canopy_kernels::tree_gdn_serial::launch::{self as serial, ChainBuffers, Pool};
 use half::bf16;
 
@@ -37,33 +38,79 @@ pub(crate) struct Verify<'a> {
     pub planes: [Range<usize>; 3],
 }
 
-/// The CUDA kernels solve by forward substitution; the series are there to be compared, on the CPU.
-fn check_variant(op: &'static str, variant: Variant) -> Result<()> {
+/// The solve of a variant that CUDA has.
+fn solve(op: &'static str, variant: Variant) -> Result<Solve> {
     match variant {
-        Variant::Solve(Solve::Forward) => Ok(()),
-        other => arg(op, "variant").refuse(format_args!("forward on CUDA"), format_args!("{other}")),
+        Variant::Walk | Variant::Solve(Solve::Blocked(16 | 64)) => {
+            let built = format_args!("forward, dense, blocked32, neumann, squaring, level or chains on CUDA");
+            arg(op, "variant").refuse(built, format_args!("{variant}"))
+        }
+        Variant::Solve(solve) => Ok(solve),
     }
 }
 
 impl Verify<'_> {
     /// Writes the three planes of `pack`.
     pub(crate) fn run(&self, mut pack: CudaViewMut<'_, f32>) -> Result<()> {
-        check_variant(self.op, self.variant)?;
+        let solve = solve(self.op, self.variant)?;
         let [o, u, g_cum] = &self.planes;
         let (o_len, u_len, g_cum_len) = (o.len(), u.len(), g_cum.len());
         let (mut o_plane, mut rest) = pack.split_at_mut(u.start);
         let (mut u_plane, mut g_cum_plane) = rest.split_at_mut(g_cum.start - u.start);
         let planes =
             [o_plane.slice_mut(..o_len), u_plane.slice_mut(..u_len), g_cum_plane.slice_mut(..g_cum_len)];
+        let forward = solve == Solve::Forward;
         match self.qkv.0.dtype() {
             DType::BF16 => {
-                self.rows(view::<bf16>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes, Self::fused)
+                let qkv = view::<bf16>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?;
+                if forward { self.rows(qkv, planes, Self::fused) } else { self.compared(solve, qkv, planes) }
             }
             DType::F32 => {
-                self.rows(view::<f32>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?, planes, Self::split)
+                let qkv = view::<f32>(arg(self.op, "qkv"), self.qkv.0, self.qkv.1)?;
+                match solve {
+                    Solve::Forward => self.rows(qkv, planes, Self::forward),
+                    Solve::Level | Solve::Chains => {
+                        arg(self.op, "qkv").refuse(format_args!("bf16 rows for {solve}"), format_args!("f32"))
+                    }
+                    solve => self.by_solve(solve, qkv, planes),
+                }
             }
             other => arg(self.op, "qkv").no_kernel(other),
         }
+    }
+
+    /// bf16 rows under a solve that is there to be compared.
+    fn compared(
+        &self,
+        solve: Solve,
+        qkv: CudaView<'_, bf16>,
+        [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
+    ) -> Result<()> {
+        let schedule = match solve {
+            Solve::Level => Schedule::Levels,
+            Solve::Chains => Schedule::Chains,
+            solve => return self.by_solve(solve, qkv, [o, u, g_cum]),
+        };
+        let (stream, batch) = (self.qkv.0.device().cuda_stream(), self.tree.host());
+        let tree = TreeOnDevice::with_schedule(&stream, batch, |_| schedule).wrap()?;
+        let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
+        let state = view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?;
+        let buffers = FusedBuffers { qkv, gates, state, o, u, g_cum };
+        fused::verify(&stream, self.dims, batch, &tree, 32, buffers).wrap()
+    }
+
+    /// The whole batch in the split design.
+    fn by_solve<T: Element>(
+        &self,
+        solve: Solve,
+        qkv: CudaView<'_, T>,
+        planes: [CudaViewMut<'_, f32>; 3],
+    ) -> Result<()> {
+        let stream = self.qkv.0.device().cuda_stream();
+        let tree = TreeOnDevice::new(&stream, self.tree.host()).wrap()?;
+        // forward substitution of the split design goes by blocks of 32
+        let solve = if matches!(solve, Solve::Blocked(_)) { Solve::Forward } else { solve };
+        self.split(&tree, solve, qkv, planes)
     }
 
     /// Solves the sequences that are solved and walks the chains that are walked.
@@ -104,7 +151,7 @@ impl Verify<'_> {
             _ => None,
         };
         let Some(columns) = columns else {
-            return self.split(tree, qkv, [o, u, g_cum]);
+            return self.split(tree, Solve::Forward, qkv, [o, u, g_cum]);
         };
         let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
         let state = view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?;
@@ -129,15 +176,26 @@ impl Verify<'_> {
         serial::chain(&stream, self.dims, self.tree.host(), tree, columns, buffers).wrap()
     }
 
+    fn forward(
+        &self,
+        tree: &TreeOnDevice,
+        qkv: CudaView<'_, f32>,
+        planes: [CudaViewMut<'_, f32>; 3],
+    ) -> Result<()> {
+        self.split(tree, Solve::Forward, qkv, planes)
+    }
+
     fn split<T: Element>(
         &self,
         tree: &TreeOnDevice,
+        solve: Solve,
         qkv: CudaView<'_, T>,
         [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
     ) -> Result<()> {
         let device = self.qkv.0.device();
         let batch = self.tree.host();
-        let mut scratch = output::<f32>(device, launch::scratch_len(self.dims, batch).max(1))?;
+        let len = series::scratch_len(self.dims, batch, solve).wrap()?;
+        let mut scratch = output::<f32>(device, len.max(1))?;
         let buffers = VerifyBuffers {
             qkv,
             gates: view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?,
@@ -147,7 +205,7 @@ impl Verify<'_> {
             u,
             g_cum,
         };
-        launch::verify(&device.cuda_stream(), self.dims, batch, tree, buffers).wrap()?;
+        series::verify(&device.cuda_stream(), self.dims, batch, tree, solve, buffers).wrap()?;
         memory::keep(scratch);
         Ok(())
     }
@@ -175,7 +233,7 @@ pub(crate) struct Commit<'a> {
 impl Commit<'_> {
     /// Advances the pools in place.
     pub(crate) fn run(&self, state: (&mut CudaStorage, &Layout)) -> Result<()> {
-        check_variant(self.op, self.variant)?;
+        solve(self.op, self.variant)?;
         match self.tapes.first().map(|tape| tape.qkv.0.dtype()) {
             None => Ok(()),
             Some(DType::BF16) => self.launch::<bf16>(state),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream};
 use canopy_kernels::cuda::{Kernels, TreeLayout, TreeOnDevice, Words};
-use canopy_kernels::tree_gdn::dispatch::{self, Design, Dtype, Query};
+use canopy_kernels::tree_gdn::dispatch::{self, Design, Dtype, Form, Query};
 use canopy_kernels::{GdnDims, Result, TreeBatch};
 
 /// How a batch is shared between the two forms of the delta rule.
@@ -73,7 +73,7 @@ pub(crate) fn design(
 ) -> Result<Design> {
     let sm = Kernels::on(stream.context())?.sm();
     let trees = batch.trees().iter().zip(kept).filter(|&(_, &kept)| kept).map(|(tree, _)| tree);
-    dispatch::design(Query::new(sm, Dtype::F32, dims, trees, walked))
+    dispatch::design(Query::new(sm, Dtype::F32, dims, trees, if walked { Form::Walk } else { Form::Solve }))
 }
 
 /// The designs that verify a batch's solved and walked sequences.

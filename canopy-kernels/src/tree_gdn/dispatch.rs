@@ -94,6 +94,27 @@ pub enum Dtype {
     Bf16,
 }
 
+/// Forms of the delta rule whose rows have different bits: which one a tree gets is a matter of its own shape, never of its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// Chains, walked row after row ([`walks`]).
+    Walk,
+    /// One solve, sums along the path.
+    Solve,
+    /// One solve in dense blocks, bf16 outputs alone ([`blocks`]).
+    Blocked,
+}
+
+impl Form {
+    fn of(design: Design) -> Self {
+        match design {
+            Design::Chain { .. } => Self::Walk,
+            Design::Blocked { .. } => Self::Blocked,
+            Design::Split | Design::Fused { .. } => Self::Solve,
+        }
+    }
+}
+
 /// What is to be verified by one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
@@ -107,8 +128,8 @@ pub struct Query {
     pub nodes: usize,
     /// Deepest node.
     pub depth: usize,
-    /// Chains that are walked ([`walks`]), not solved.
-    pub walked: bool,
+    /// What all of its trees get.
+    pub form: Form,
 }
 
 impl Query {
@@ -118,9 +139,9 @@ impl Query {
         dtype: Dtype,
         dims: GdnDims,
         trees: impl IntoIterator<Item = &'a DraftTree>,
-        walked: bool,
+        form: Form,
     ) -> Self {
-        let mut query = Self { sm, dtype, batch: 0, nodes: 0, depth: 0, walked };
+        let mut query = Self { sm, dtype, batch: 0, nodes: 0, depth: 0, form };
         for tree in trees {
             query.batch += 1;
             query.nodes = query.nodes.max(tree.len());
@@ -159,6 +180,18 @@ pub fn walks(sm: u32, tree: &DraftTree) -> Result<bool> {
         })
 }
 
+/// Whether a tree's bf16 outputs come from the blocked design, which gives other bits than the fused one: a matter of its own shape alone.
+/// [`Design::ENV`] decides for all trees when it names a design.
+///
+/// # Errors
+/// [`Error::Value`] when the variable names no design.
+pub fn blocks(sm: u32, tree: &DraftTree) -> Result<bool> {
+    Ok(match named()? {
+        None => Table::built_in().blocks(sm, tree.len(), tree.max_depth()),
+        Some(design) => matches!(design, Design::Blocked { .. }),
+    })
+}
+
 /// The design for a query: what [`Design::ENV`] names where it fits, else the built-in table's choice, remembered for every layer and round
 /// that asks again. Its bits do not depend on the batch.
 ///
@@ -167,7 +200,7 @@ pub fn walks(sm: u32, tree: &DraftTree) -> Result<bool> {
 pub fn design(query: Query) -> Result<Design> {
     static CHOSEN: OnceLock<Mutex<HashMap<Query, Design>>> = OnceLock::new();
     match named()? {
-        Some(design) if matches!(design, Design::Chain { .. }) == query.walked => return Ok(design),
+        Some(design) if Form::of(design) == query.form => return Ok(design),
         _ => {}
     }
     let mut chosen = CHOSEN.get_or_init(Mutex::default).lock().expect("no holder of this lock panics");
@@ -218,21 +251,32 @@ impl Table {
 
     /// Whether the measured chain of about so many nodes, alone in its batch, is faster walked than solved.
     pub fn walks(&self, sm: u32, nodes: usize) -> bool {
-        let alone =
-            Query { sm, dtype: Dtype::F32, batch: 1, nodes, depth: nodes.saturating_sub(1), walked: true };
-        let solved = Query { walked: false, ..alone };
-        let Some(walk) = self.best(alone) else { return false };
-        self.best(solved).is_none_or(|solve| walk.at.distance(solve.at) > 0.0 || walk.us < solve.us)
+        let depth = nodes.saturating_sub(1);
+        self.is_faster(Form::Walk, Query { sm, dtype: Dtype::F32, batch: 1, nodes, depth, form: Form::Solve })
     }
 
-    /// The fastest design of the measured point that lies nearest: for a walk a chain design, else a solve; [`Design::Split`] where the
-    /// table has none.
+    /// Whether the measured tree of about this size, alone in its batch, has its bf16 outputs faster in dense blocks.
+    pub fn blocks(&self, sm: u32, nodes: usize, depth: usize) -> bool {
+        self.is_faster(
+            Form::Blocked,
+            Query { sm, dtype: Dtype::Bf16, batch: 1, nodes, depth, form: Form::Solve },
+        )
+    }
+
+    /// Whether `form` is faster than the query's: at the nearest point that has it, unless the other's nearest is another one.
+    fn is_faster(&self, form: Form, query: Query) -> bool {
+        let Some(row) = self.best(Query { form, ..query }) else { return false };
+        let distance = |a: Query, b: Query| a.distance(Query { form: a.form, ..b });
+        self.best(query).is_none_or(|other| distance(row.at, other.at) > 0.0 || row.us < other.us)
+    }
+
+    /// The fastest design of the query's form at the measured point that lies nearest; [`Design::Split`] where the table has none.
     pub fn choose(&self, query: Query) -> Design {
         self.best(query).map_or(Design::Split, |row| row.design)
     }
 
     fn best(&self, query: Query) -> Option<&Row> {
-        let fits = |row: &&Row| row.at.dtype == query.dtype && row.at.walked == query.walked;
+        let fits = |row: &&Row| row.at.dtype == query.dtype && row.at.form == query.form;
         let rank = |row: &Row| (row.at.distance(query), row.us);
         self.0.iter().filter(fits).min_by(|a, b| {
             let (a, b) = (rank(a), rank(b));
@@ -257,7 +301,7 @@ impl Row {
             batch: batch.parse().ok()?,
             nodes: nodes.parse().ok()?,
             depth: depth.parse().ok()?,
-            walked: matches!(design, Design::Chain { .. }),
+            form: Form::of(design),
         };
         Some(Self { at, design, us: us.parse().ok()? })
     }
@@ -265,7 +309,7 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use super::{Design, Dtype, Query, Table, design, walks};
+    use super::{Design, Dtype, Form, Query, Table, blocks, design, walks};
     use crate::tree_gdn::Schedule;
     use crate::{DraftTree, GdnDims};
 
@@ -279,17 +323,21 @@ mod tests {
 90\tf32\t1\t256\t255\tchain-v32\t50
 90\tf32\t1\t64\t8\tfused-v32-levels\t11
 90\tf32\t16\t64\t8\tfused-v128-levels\t50
-90\tbf16\t1\t64\t8\tfused-v64-levels\t9";
+90\tbf16\t1\t64\t8\tfused-v64-levels\t9
+90\tbf16\t1\t64\t8\tblocked-v32\t8
+90\tbf16\t16\t64\t8\tblocked-v64\t30
+90\tbf16\t1\t256\t8\tfused-v32-levels\t29
+90\tbf16\t1\t256\t8\tblocked-v32\t40";
 
-    fn query(batch: usize, tree: &DraftTree, walked: bool) -> Query {
+    fn query(batch: usize, tree: &DraftTree, form: Form) -> Query {
         let dims = GdnDims::new(16, 32, 128, 128).unwrap();
-        Query::new(90, Dtype::F32, dims, std::iter::repeat_n(tree, batch), walked)
+        Query::new(90, Dtype::F32, dims, std::iter::repeat_n(tree, batch), form)
     }
 
     #[test]
     fn the_nearest_measured_point_decides() {
         let (table, bole) = (Table::parse(TEXT).unwrap(), DraftTree::bole(80, 1).unwrap());
-        let bole = |batch| query(batch, &bole, false);
+        let bole = |batch| query(batch, &bole, Form::Solve);
         let fused = |columns| Design::Fused { columns, schedule: Schedule::Levels };
         assert_eq!(table.choose(bole(1)), fused(32));
         assert_eq!(table.choose(bole(12)), fused(128));
@@ -306,13 +354,27 @@ mod tests {
         }
         assert!(!Table(Vec::new()).walks(90, 16));
         let chain = DraftTree::chain(16).unwrap();
-        assert_eq!(table.choose(query(1, &chain, true)), Design::Chain { columns: 32 });
+        assert_eq!(table.choose(query(1, &chain, Form::Walk)), Design::Chain { columns: 32 });
         assert_eq!(
-            table.choose(query(16, &chain, true)),
+            table.choose(query(16, &chain, Form::Walk)),
             Design::Chain { columns: 128 },
             "though a solve is faster"
         );
         assert!(!walks(90, &DraftTree::balanced(2, 2).unwrap()).unwrap());
+    }
+
+    #[test]
+    fn dense_blocks_are_chosen_by_a_trees_own_shape_and_the_batch_chooses_the_block() {
+        let table = Table::parse(TEXT).unwrap();
+        for (nodes, depth, blocked) in [(64, 8, true), (70, 60, true), (256, 8, false), (200, 8, false)] {
+            assert_eq!(table.blocks(90, nodes, depth), blocked, "{nodes} nodes");
+        }
+        assert!(!Table(Vec::new()).blocks(90, 64, 8), "the split design, which is no blocked one");
+        let bole = DraftTree::bole(64, 1).unwrap();
+        let bf16 = |batch| Query { dtype: Dtype::Bf16, ..query(batch, &bole, Form::Blocked) };
+        assert_eq!(table.choose(bf16(1)), Design::Blocked { columns: 32 });
+        assert_eq!(table.choose(bf16(16)), Design::Blocked { columns: 64 });
+        assert!(blocks(90, &DraftTree::chain(128).unwrap()).unwrap(), "the built-in table");
     }
 
     #[test]
@@ -334,9 +396,9 @@ mod tests {
         for nodes in [1, 3, 17, 100, 256] {
             for batch in [1, 5, 32] {
                 let chain = DraftTree::chain(nodes).unwrap();
-                let solve = design(query(batch, &chain, false)).unwrap();
+                let solve = design(query(batch, &chain, Form::Solve)).unwrap();
                 assert!(matches!(solve, Design::Fused { .. }), "{nodes} nodes, batch {batch}");
-                let walk = design(query(batch, &chain, true)).unwrap();
+                let walk = design(query(batch, &chain, Form::Walk)).unwrap();
                 assert!(matches!(walk, Design::Chain { .. }), "{nodes} nodes, batch {batch}");
             }
         }
