@@ -32,7 +32,7 @@ pub struct AccuracyArgs {
 /// Every solve, in the block that small batches take.
 fn variants(tree: &DraftTree) -> Vec<Variant> {
     let schedule = Schedule::for_tree(tree);
-    let mut all = vec![Variant::Chain(32), Variant::Split, Variant::FusedA(32, schedule)];
+    let mut all = vec![Variant::Chain(32), Variant::Split, Variant::FusedA(32, schedule), Variant::Wide(32)];
     all.extend(SERIES.map(Variant::Series));
     all.extend([Variant::FusedB(32, schedule), Variant::Blocked(32)]);
     all

@@ -54,6 +54,7 @@ fn kinds(tree: &DraftTree) -> Vec<(&'static str, Vec<Variant>)> {
     b.extend(COLUMNS.map(Variant::Blocked));
     let mut kinds =
         vec![("snapshots", [32, 64].map(Variant::Snapshots).to_vec()), ("solve", a), ("solve_b", b)];
+    kinds.push(("wide", [32, 64].map(Variant::Wide).to_vec()));
     kinds.extend(SERIES.map(|solve| (named(solve), vec![Variant::Series(solve)])));
     if tree.is_chain() {
         kinds.push(("registers", [32, 64, 128].map(Variant::Chain).to_vec()));

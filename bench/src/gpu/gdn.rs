@@ -54,6 +54,8 @@ pub struct Case {
     scratch: CudaSlice<f32>,
     /// Every node's state, once a variant that keeps them was asked for.
     snapshots: Option<CudaSlice<f32>>,
+    /// Every set's rows in f32, once a variant that reads them so was asked for.
+    wide: Vec<CudaSlice<f32>>,
     /// What outputs hold before a run that is compared.
     unwritten: (CudaSlice<f32>, CudaSlice<bf16>),
     sets: Vec<Set>,
@@ -193,6 +195,7 @@ impl Case {
             on_device: PathsOnDevice::new(stream, &paths)?,
             scratch: stream.alloc_zeros(launch::scratch_len(dims, &batch))?,
             snapshots: None,
+            wide: Vec::new(),
             unwritten: (
                 stream.clone_htod(&vec![f32::NAN; planes * dims.dv])?,
                 stream.clone_htod(&vec![bf16::NAN; planes * dims.dv])?,
@@ -222,10 +225,20 @@ impl Case {
         4 * self.batch.rows() * self.dims.state_len()
     }
 
+    /// The tree under the schedule that its depth asks for.
+    fn usual(&self) -> &TreeOnDevice {
+        let levels = Schedule::for_tree(&self.batch.trees()[0]) == Schedule::Levels;
+        if levels { &self.levels } else { &self.chains }
+    }
+
     /// Whether the device can run a variant on this shape.
     pub fn fits(&self, stream: &Arc<CudaStream>, variant: Variant) -> bool {
         let limit = Kernels::on(stream.context()).map(|kernels| kernels.shared_limit());
         let (columns, schedule) = match variant {
+            Variant::Wide(columns) => {
+                let needed = fused::wide_shared_bytes(self.usual(), columns);
+                return needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes <= limit);
+            }
             Variant::Blocked(columns) => {
                 return limit.is_ok_and(|limit| blocked::fits(self.levels.most_nodes, columns, limit));
             }
@@ -243,12 +256,19 @@ impl Case {
         needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes + more <= limit)
     }
 
-    /// Room for every node's state, for the variants that keep them, and for a series' matrices. Not while a graph is captured, nor between
+    /// Room for every node's state, for f32 rows and for a series' matrices, for the variants that use them. Not while a graph is captured, nor between
     /// a capture and its replays.
     ///
     /// # Errors
     /// From the driver.
     pub fn reserve(&mut self, stream: &Arc<CudaStream>, variant: Variant) -> Result<()> {
+        if matches!(variant, Variant::Wide(_)) && self.wide.is_empty() {
+            let rows: Vec<f32> =
+                stream.clone_dtoh(&self.sets[0].qkv)?.into_iter().map(bf16::to_f32).collect();
+            for _ in &self.sets {
+                self.wide.push(stream.clone_htod(&rows)?);
+            }
+        }
         if let Variant::Series(solve) = variant {
             let needed = series::scratch_len(self.dims, &self.batch, solve)?;
             if self.scratch.len() < needed {
@@ -272,6 +292,7 @@ impl Case {
         let Set { qkv, gates, state, o, o16, u, g_cum } = &mut self.sets[at];
         let (dims, batch) = (self.dims, &self.batch);
         let tree = |s| if s == Schedule::Levels { &self.levels } else { &self.chains };
+        let usual = tree(Schedule::for_tree(&batch.trees()[0]));
         let (qkv, gates) = (qkv.as_view(), gates.as_view());
         macro_rules! fused {
             ($o:ident, $columns:expr, $schedule:expr) => {{
@@ -297,6 +318,12 @@ impl Case {
             }
             Variant::FusedA(columns, schedule) => fused!(o, columns, schedule),
             Variant::FusedB(columns, schedule) => fused!(o16, columns, schedule),
+            Variant::Wide(columns) => {
+                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
+                let qkv = self.wide.get(at).context("f32 rows are reserved first")?.as_view();
+                let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };
+                fused::verify_wide(stream, dims, batch, usual, columns, buffers)?;
+            }
             Variant::Blocked(columns) => {
                 let (o, u, g_cum) = (o16.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
                 let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };

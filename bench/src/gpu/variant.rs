@@ -15,6 +15,8 @@ pub enum Variant {
     Series(Solve),
     /// One launch, f32-class, with blocks of this many value columns.
     FusedA(usize, Schedule),
+    /// One launch, f32-class, f32 rows, with blocks of this many value columns.
+    Wide(usize),
     /// One launch, state rounded to bf16, bf16 outputs.
     FusedB(usize, Schedule),
     /// One launch, dense blocks on tensor cores, bf16 outputs, with blocks of this many value columns.
@@ -41,6 +43,7 @@ impl Variant {
             Self::Split => "split-f32".into(),
             Self::Series(solve) => format!("split-{solve}"),
             Self::FusedA(columns, s) => format!("fused-a-v{columns}-{}", schedule(s)),
+            Self::Wide(columns) => format!("fused-wide-v{columns}"),
             Self::FusedB(columns, s) => format!("fused-b-v{columns}-{}", schedule(s)),
             Self::Blocked(columns) => format!("blocked-b-v{columns}"),
             Self::Commit => "commit".into(),
@@ -55,9 +58,12 @@ impl Variant {
     /// Case in results.
     pub fn case(self) -> &'static str {
         match self {
-            Self::Split | Self::Series(_) | Self::FusedA(..) | Self::FusedB(..) | Self::Blocked(_) => {
-                "tree_gdn.verify"
-            }
+            Self::Split
+            | Self::Series(_)
+            | Self::FusedA(..)
+            | Self::Wide(_)
+            | Self::FusedB(..)
+            | Self::Blocked(_) => "tree_gdn.verify",
             Self::Commit => "tree_gdn.commit",
             Self::Snapshots(_) | Self::Chain(_) => "tree_gdn_serial.verify",
             Self::SnapshotCommit => "tree_gdn_serial.commit",
@@ -81,6 +87,7 @@ impl Variant {
         all.extend(SERIES.map(Self::Series));
         all.extend(Self::fused(depth));
         all.extend(COLUMNS.map(Self::Blocked));
+        all.extend([32, 64].map(Self::Wide));
         all.extend([32, 64].map(Self::Snapshots));
         if is_chain {
             all.extend([32, 64, 128].map(Self::Chain));

@@ -1,14 +1,14 @@
 // tree_gdn verify, fused design: one launch for norms, G, C, the projections of S0, the solve, outputs and the tape. With a path left by
 // the round before it also commits that path while it loads S0: one read and one write of the state a round.
 //
-// One CTA owns NV value columns of one value head of one sequence and all its nodes (at most TP). q and k rows lie raw (bf16) in shared
-// memory and are multiplied on tensor cores; the L2 norms, decays and write strengths scale the f32 products. Tier A splits S0 into two
-// bf16 parts (2^-17 of an element is left out), tier B rounds it once.
+// One CTA owns NV value columns of one value head of one sequence and all its nodes (at most TP). q and k rows lie raw (bf16, or f32 in the
+// wide blocks) in shared memory and are multiplied on tensor cores; the L2 norms, decays and write strengths scale the f32 products. Tier A
+// splits S0 into two bf16 parts (2^-17 of an element is left out), tier B rounds it once; wide blocks keep it and multiply as rows.cuh says.
 // G and C are kept by root path: entry m of row i belongs to the ancestor of i at depth m, so a row costs its depth, not the tree's size.
 // The solve follows the plan: steps in order, the items of a step side by side, four in a warp, 32 columns a team of warps. Sums over a path
 // run from the root down, one FMA each, and touch nothing off the path: a row's bits depend on its root path alone, and a NaN
 // reaches descendants only.
-// Shared memory: 2 TP + 2 NV rows of 256 bytes (tier B: 2 TP + NV), whose place R and exp(g_cum) q S0 take after the products, 8 bytes a
+// Shared memory: 2 TP + 2 NV rows of 256 bytes (tier B: 2 TP + NV; wide blocks: 2 TP + NV rows of 512), whose place R and exp(g_cum) q S0 take after the products, 8 bytes a
 // path entry, 28 bytes a node, and the plan.
 #pragma once
 #include "canopy/fault.cuh"
@@ -16,6 +16,7 @@
 #include "canopy/mma.cuh"
 #include "args.cuh"
 #include "replay.cuh"
+#include "rows.cuh"
 
 namespace canopy {
 
@@ -107,21 +108,6 @@ __device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* g
     }
 }
 
-// Eight columns of a product with sixteen rows in registers: rows of `tile` from `row0` on are the columns.
-__device__ __forceinline__ void products(float (&dot)[4], const uint32_t (&frag)[8][4], uint32_t tile, int row0, int lane) {
-    float odd[4] = {0.f, 0.f, 0.f, 0.f};  // two chains of sums, so that one product does not wait for the last
-    dot[0] = dot[1] = dot[2] = dot[3] = 0.f;
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        uint32_t f[4];
-        load_b(f, tile, row0, pair, lane);
-        mma(dot, frag[2 * pair], f[0], f[1]);
-        mma(odd, frag[2 * pair + 1], f[2], f[3]);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) dot[e] += odd[e];
-}
-
 // The four consecutive columns of a lane.
 struct Columns {
     float x[4];
@@ -185,15 +171,16 @@ __device__ __forceinline__ void scale_entries(const Scalars& s, const Plan& p, f
     }
 }
 
-template <int TP, int NV, int THREADS, bool SPLIT_STATE, typename Out, typename Before>
-__device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, const float* gates, typename Before::State* state,
+template <int TP, int NV, int THREADS, bool SPLIT_STATE, typename Out, typename Before, typename Row>
+__device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* gates, typename Before::State* state,
                       const int* cu_nodes, const int* slots, const uint32_t* plans, const int* plan_at, Out* o, float* u_out,
                       float* g_cum_out) {
     constexpr int kWarps = THREADS / 32, kUnits = TP / 8;  // a unit is sixteen rows of k or of q
     constexpr int kParts = kUnits < kWarps ? kWarps / kUnits : 1;      // warps that share a unit's column tiles
     constexpr int kPasses = kUnits < kWarps ? 1 : kUnits / kWarps;
     constexpr int kColTiles = NV / 8 / kParts;
-    constexpr int kStride = NV + 8;
+    constexpr int kStride = NV + 8, kBytes = RowTile<Row>::kBytes, kSteps = RowTile<Row>::kSteps;
+    constexpr bool kWide = kBytes == 512;
     constexpr int kTeams = NV / 32, kTeamWarps = kWarps / kTeams;  // a team of warps solves 32 columns, eight lanes a node
     extern __shared__ __align__(128) char shared[];
     take_turn();
@@ -212,10 +199,10 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
         return;
     }
     char* k_tile = shared;
-    char* q_tile = k_tile + TP * kRowBytes;
-    char* s_high = q_tile + TP * kRowBytes;
-    char* s_low = s_high + NV * kRowBytes;
-    constexpr int kTiles = (2 * TP + (SPLIT_STATE ? 2 : 1) * NV) * kRowBytes, kAfter = 8 * TP * kStride;
+    char* q_tile = k_tile + TP * kBytes;
+    char* s_high = q_tile + TP * kBytes;
+    char* s_low = s_high + NV * kBytes;
+    constexpr int kTiles = (2 * TP + (SPLIT_STATE ? 2 : 1) * NV) * kBytes, kAfter = 8 * TP * kStride;
     float* g = reinterpret_cast<float*>(shared + (kTiles > kAfter ? kTiles : kAfter));
     float* c = g + a.entries;
     Scalars s;
@@ -230,19 +217,29 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
     for (int idx = tid; idx < plan_chunks; idx += THREADS) copy16(shared_address(words + 4 * idx), plan + 4 * idx, true);
     copies_issued();
     const size_t width = qkv_width(a.k_heads, a.v_heads);
-    const __nv_bfloat16* rows = qkv + (size_t)first * width;
-    {  // lanes 0 to 15 copy the chunks of a k row, 16 to 31 those of the q row
-        const __nv_bfloat16* src = rows + (size_t)warp * width + ((lane / 16 ? 0 : a.k_heads) + h) * kDk + lane % 16 * 8;
+    const Row* rows = qkv + (size_t)first * width;
+    if constexpr (kWide) {  // a lane copies a chunk of the k row and one of the q row
+        const Row* src = rows + (size_t)warp * width + (size_t)h * kDk + lane * 4;
+        const uint32_t to_k = shared_address(k_tile), to_q = shared_address(q_tile);
+#pragma unroll 4
+        for (int row = 0; row < TP; row += kWarps) {
+            const bool valid = row + warp < nodes;
+            copy16(to_k + chunk_at<Row>(row + warp, lane), valid ? src + (size_t)a.k_heads * kDk : rows, valid);
+            copy16(to_q + chunk_at<Row>(row + warp, lane), valid ? src : rows, valid);
+            src += kWarps * width;
+        }
+    } else {  // lanes 0 to 15 copy the chunks of a k row, 16 to 31 those of the q row
+        const Row* src = rows + (size_t)warp * width + ((lane / 16 ? 0 : a.k_heads) + h) * kDk + lane % 16 * 8;
         const uint32_t dst = shared_address(lane / 16 ? q_tile : k_tile);
 #pragma unroll
         for (int row = 0; row < TP; row += kWarps) {
             const bool valid = row + warp < nodes;
-            copy16(dst + chunk_offset(row + warp, lane % 16), valid ? src : rows, valid);
+            copy16(dst + chunk_at<Row>(row + warp, lane % 16), valid ? src : rows, valid);
             src += kWarps * width;
         }
     }
     copies_issued();
-    const __nv_bfloat16* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
+    const Row* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
     if (tid < nodes) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (size_t)tid * width));
     typename Before::State* s0 = state + (((size_t)slot * a.v_heads + hv) * kDv + col0) * kDk;
     constexpr int kStateChunks = NV * 16 / THREADS, kHeld = kStateChunks < 4 ? kStateChunks : 4;
@@ -268,8 +265,13 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
 #pragma unroll
         for (int x = 0; x < kHeld; ++x) {
             const int idx = tid + (from + x) * THREADS;
-            const uint32_t at = chunk_offset(idx / 16, idx % 16);
             const float4 l = raw[x][0], r = raw[x][1];
+            if constexpr (kWide) {
+                *reinterpret_cast<float4*>(s_high + chunk_at<Row>(idx / 16, idx % 16 * 2)) = l;
+                *reinterpret_cast<float4*>(s_high + chunk_at<Row>(idx / 16, idx % 16 * 2 + 1)) = r;
+                continue;
+            }
+            const uint32_t at = chunk_at<__nv_bfloat16>(idx / 16, idx % 16);
             *reinterpret_cast<uint4*>(s_high + at) =
                 make_uint4(pack_bf16(l.x, l.y), pack_bf16(l.z, l.w), pack_bf16(r.x, r.y), pack_bf16(r.z, r.w));
             if (SPLIT_STATE)
@@ -299,14 +301,12 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
 #pragma unroll
         for (int t = 0; t < kColTiles; ++t) acc[x][t][0] = acc[x][t][1] = acc[x][t][2] = acc[x][t][3] = 0.f;
         if (row0 >= nodes) continue;
-        uint32_t frag[8][4];
-#pragma unroll
-        for (int step = 0; step < 8; ++step) load_a(frag[step], tile, row0, step, lane);
+        const Left<Row> left(tile, row0, lane);
         if (part == 0) {  // a row's squared norm is on the diagonal of the product of the tile with itself
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float dot[4];
-                products(dot, frag, tile, row0 + 8 * half, lane);
+                products<Row>(dot, left, tile, row0 + 8 * half, lane);
                 const float square = lane / 4 % 2 ? dot[2 * half + 1] : dot[2 * half];
                 const float norm = planted_ulp(rsqrtf(square + 1e-6f) * (query ? a.scale : 1.f));
                 const int i = row0 + 8 * half + lane / 4;
@@ -328,7 +328,7 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
             const int j0 = (__ffs(bits) - 1) * 8;
             bits &= bits - 1;
             float dot[4];
-            products(dot, frag, shared_address(k_tile), j0, lane);
+            products<Row>(dot, left, shared_address(k_tile), j0, lane);
             uint32_t related[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) related[half] = mask[half] ? mask[half][j0 / 8] >> lane % 4 * 2 : 0;
@@ -340,22 +340,22 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
                     if (related[half] >> side & 1) entry[half][depth] = dot[2 * half + side];
             }
         }
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
+#pragma unroll(kWide ? 2 : 4)
+        for (int pair = 0; pair < kSteps / 2; ++pair) {
             uint32_t even[4], odd[4];
-            load_a(even, tile, row0, 2 * pair, lane);
-            load_a(odd, tile, row0, 2 * pair + 1, lane);
+            load_left<Row>(even, tile, row0, 2 * pair, lane);
+            load_left<Row>(odd, tile, row0, 2 * pair + 1, lane);
 #pragma unroll
             for (int t = 0; t < kColTiles; ++t) {
                 const int n0 = (part * kColTiles + t) * 8;
                 uint32_t f[4];
-                load_b(f, shared_address(s_high), n0, pair, lane);
-                mma(acc[x][t], even, f[0], f[1]);
-                mma(acc[x][t], odd, f[2], f[3]);
+                load_right<Row>(f, shared_address(s_high), n0, pair, lane);
+                times<Row>(acc[x][t], even, f[0], f[1]);
+                times<Row>(acc[x][t], odd, f[2], f[3]);
                 if (SPLIT_STATE) {
-                    load_b(f, shared_address(s_low), n0, pair, lane);
-                    mma(acc[x][t], even, f[0], f[1]);
-                    mma(acc[x][t], odd, f[2], f[3]);
+                    load_right<Row>(f, shared_address(s_low), n0, pair, lane);
+                    times<Row>(acc[x][t], even, f[0], f[1]);
+                    times<Row>(acc[x][t], odd, f[2], f[3]);
                 }
             }
         }
@@ -371,11 +371,11 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
         for (int half = 0; half < 2; ++half) {
             const int i = row0 + lane / 4 + half * 8;
             if (i >= nodes) continue;
-            uint32_t v_pairs[kColTiles];
+            decltype(read_pair(values)) v_pairs[kColTiles];
             if (!query)
 #pragma unroll
                 for (int t = 0; t < kColTiles; ++t)
-                    v_pairs[t] = __ldg(reinterpret_cast<const unsigned*>(values + (size_t)i * width + (part * kColTiles + t) * 8 + lane % 4 * 2));
+                    v_pairs[t] = read_pair(values + (size_t)i * width + (part * kColTiles + t) * 8 + lane % 4 * 2);
             const Node own = read_node(s, i);
             const float down = (own.zeroed >= 0 ? 0.f : expf(own.g_cum)) * (query ? s.q_norm[i] : own.k_norm), write = s.beta[i];
 #pragma unroll
@@ -385,7 +385,7 @@ __device__ void fused(FusedArgs a, Before before, const __nv_bfloat16* qkv, cons
                 if (query) {
                     *reinterpret_cast<float2*>(qs + i * kStride + e) = make_float2(down * dot.x, down * dot.y);
                 } else {
-                    const float2 v = make_float2(__uint_as_float(v_pairs[t] << 16), __uint_as_float(v_pairs[t] & 0xffff0000u));
+                    const float2 v = widened(v_pairs[t]);
                     *reinterpret_cast<float2*>(u + i * kStride + e) = make_float2(write * (v.x - down * dot.x), write * (v.y - down * dot.y));
                 }
             }

@@ -1,4 +1,4 @@
-//! Launches of the fused design: one kernel a call, bf16 rows; with or without the commit of the round before.
+//! Launches of the fused design: one kernel a call, bf16 rows, with or without the commit of the round before; or f32 rows.
 
 use std::sync::Arc;
 
@@ -82,6 +82,25 @@ blocks!(
     ]
 );
 
+/// Most nodes, value columns, threads and symbol of the blocks for f32 rows, smallest first.
+macro_rules! wide {
+    ([$(($nodes:literal, $columns:literal, $threads:literal)),+ $(,)?]) => {
+        const WIDE: &[(usize, usize, u32, &str)] =
+            &[$(($nodes, $columns, $threads, concat!("tree_gdn_fused_wide_n", $nodes, "_v", $columns, "_a_f32"))),+];
+    };
+}
+
+wide!([
+    (16, 32, 128),
+    (32, 32, 256),
+    (64, 32, 256),
+    (128, 32, 256),
+    (16, 64, 128),
+    (32, 64, 256),
+    (64, 64, 256),
+    (128, 64, 256),
+]);
+
 impl Tier for f32 {
     const PARTS: usize = 2;
     const SYMBOLS: &'static [&'static str] = SYMBOLS_A;
@@ -96,9 +115,9 @@ impl Tier for bf16 {
 
 /// Device buffers of one call; shapes as on the room's page. `qkv` must start on a 16-byte boundary.
 #[derive(Debug)]
-pub struct FusedBuffers<'a, Out, State = CudaView<'a, f32>> {
+pub struct FusedBuffers<'a, Out, State = CudaView<'a, f32>, Row = bf16> {
     /// `[N, 2 Hk Dk + Hv Dv]`.
-    pub qkv: CudaView<'a, bf16>,
+    pub qkv: CudaView<'a, Row>,
     /// `[N, 2, Hv]`.
     pub gates: CudaView<'a, f32>,
     /// `[slots, Hv, Dv, Dk]`: a view, mutable where the launch commits too.
@@ -146,6 +165,21 @@ fn block<Out: Tier>(tree: &TreeOnDevice, columns: usize, commits: bool) -> Optio
     Some(Block { symbol: symbols[at], threads, shared })
 }
 
+/// The smallest of the built blocks for f32 rows.
+fn wide_block(tree: &TreeOnDevice, columns: usize) -> Option<Block> {
+    let &(most, width, threads, symbol) =
+        WIDE.iter().find(|&&(most, width, ..)| most >= tree.most_nodes && width == columns)?;
+    let tiles = (2 * most + width) * 512;
+    let after = 8 * most * (width + 8);
+    let shared = tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words;
+    Some(Block { symbol, threads, shared })
+}
+
+/// Bytes of shared memory of one block of `columns` value columns for f32 rows, `None` where no such block is built.
+pub fn wide_shared_bytes(tree: &TreeOnDevice, columns: usize) -> Option<usize> {
+    wide_block(tree, columns).map(|block| block.shared)
+}
+
 /// Bytes of shared memory of one block of `columns` value columns, `None` where no such block is built.
 pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, columns: usize) -> Option<usize> {
     block::<Out>(tree, columns, false).map(|block| block.shared)
@@ -171,10 +205,40 @@ pub fn verify<Out: Tier>(
         return Ok(());
     }
     let args = args(dims, tree);
-    let (mut launch, config) = prepare::<Out>(stream, dims, batch, tree, (columns, false))?;
+    let block = block::<Out>(tree, columns, false).ok_or_else(|| unsupported(tree, columns, BUILT))?;
+    let (mut launch, config) = prepare(stream, dims, batch, columns, ("tree_gdn/fused", block))?;
     launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.cu_nodes).read(&tree.slots);
     launch.read(&tree.plans).read(&tree.plan_at).write(&mut o).write(&mut u).write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
+    unsafe { launch.launch(config) }
+}
+
+/// [`verify`] of f32 rows, f32-class, with blocks of `columns` value columns (32 or 64) for up to 128 nodes: products of f32 take three of
+/// tf32 each. Reads the pool only.
+///
+/// # Errors
+/// Those of [`verify`].
+pub fn verify_wide(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    batch: &TreeBatch,
+    tree: &TreeOnDevice,
+    columns: usize,
+    buffers: FusedBuffers<'_, f32, CudaView<'_, f32>, f32>,
+) -> Result<()> {
+    let FusedBuffers { qkv, gates, state, mut o, mut u, mut g_cum } = buffers;
+    let (inputs, outputs) = ([qkv.len(), gates.len(), state.len()], [o.len(), u.len(), g_cum.len()]);
+    super::launch::check_verify(OP, dims, batch, inputs, outputs)?;
+    if batch.rows() == 0 {
+        return Ok(());
+    }
+    let args = args(dims, tree);
+    let built = "32 or 64 columns to 128 nodes for f32 rows";
+    let block = wide_block(tree, columns).ok_or_else(|| unsupported(tree, columns, built))?;
+    let (mut launch, config) = prepare(stream, dims, batch, columns, ("tree_gdn/fused_wide", block))?;
+    launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.cu_nodes).read(&tree.slots);
+    launch.read(&tree.plans).read(&tree.plan_at).write(&mut o).write(&mut u).write(&mut g_cum);
+    // SAFETY: as in [`verify`].
     unsafe { launch.launch(config) }
 }
 
@@ -201,7 +265,9 @@ pub fn commit_and_verify<Out: Tier>(
         return Ok(());
     }
     let args = args(dims, tree);
-    let (mut launch, config) = prepare::<Out>(stream, dims, batch, tree, (columns, true))?;
+    let built = "32 columns to 256 nodes, 128 columns to 128 nodes";
+    let block = block::<Out>(tree, columns, true).ok_or_else(|| unsupported(tree, columns, built))?;
+    let (mut launch, config) = prepare(stream, dims, batch, columns, ("tree_gdn/fused_commit", block))?;
     launch.value(&args).read(&pending.qkv).read(&pending.gates).read(&pending.u);
     launch.read(&pending.on_device.rows).read(&pending.on_device.cu_rows);
     launch.read(&qkv).read(&gates).write(&mut state).read(&tree.cu_nodes).read(&tree.slots);
@@ -234,23 +300,21 @@ fn args(dims: GdnDims, tree: &TreeOnDevice) -> FusedArgs {
     }
 }
 
-/// The kernel and the launch of a block of so many value columns, which commits too or not.
-fn prepare<'a, Out: Tier>(
+fn unsupported(tree: &TreeOnDevice, columns: usize, built: &'static str) -> Error {
+    let wanted = format!("{} nodes in blocks of {columns} value columns", tree.most_nodes);
+    Error::Unsupported { op: OP, wanted, built }
+}
+
+/// The kernel of a block of so many value columns in `image`, and its launch.
+fn prepare<'a>(
     stream: &'a Arc<CudaStream>,
     dims: GdnDims,
     batch: &TreeBatch,
-    tree: &TreeOnDevice,
-    (columns, commits): (usize, bool),
+    columns: usize,
+    (image, block): (&str, Block),
 ) -> Result<(Launch<'a>, LaunchConfig)> {
-    let most = tree.most_nodes;
-    let unsupported = || Error::Unsupported {
-        op: OP,
-        wanted: format!("{most} nodes in blocks of {columns} value columns"),
-        built: if commits { "32 columns to 256 nodes, 128 columns to 128 nodes" } else { BUILT },
-    };
-    let Block { symbol, threads, shared } = block::<Out>(tree, columns, commits).ok_or_else(unsupported)?;
+    let Block { symbol, threads, shared } = block;
     let kernels = Kernels::on(stream.context())?;
-    let image = if commits { "tree_gdn/fused_commit" } else { "tree_gdn/fused" };
     let function = kernels.function(OP, image, symbol)?;
     let fixed = function
         .get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)

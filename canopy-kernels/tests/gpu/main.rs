@@ -11,6 +11,7 @@ mod drafted_tokens;
 mod folds;
 mod fused;
 mod fused_commit;
+mod fused_wide;
 mod gdn;
 mod glue;
 mod int8;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         folds::TESTS,
         fused::TESTS,
         fused_commit::TESTS,
+        fused_wide::TESTS,
         gdn::TESTS,
         glue::TESTS,
         int8::TESTS,

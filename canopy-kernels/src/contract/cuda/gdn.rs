@@ -13,7 +13,7 @@ use crate::contract::scene::{Scene, Shape};
 use crate::contract::subjects::Subject;
 use crate::contract::subjects::gdn::{dims, fill_sums, gates};
 use crate::cuda::{PathsOnDevice, TreeOnDevice};
-use crate::tree_gdn::{blocked, fused, launch};
+use crate::tree_gdn::{Solve, blocked, fused, launch, series};
 use crate::tree_gdn_serial::launch as serial;
 
 /// qkv is input 0.
@@ -41,6 +41,17 @@ const BLOCKED_FAULTS: Faults = &[
     (Shapes, "short_path"),
     (Shapes, "dropped_slice"),
     (Sums, "short_path"),
+    (Invariant, "one_ulp"),
+];
+
+/// Those of its last launch, and of what it shares with the split design.
+const INVERSE_FAULTS: Faults = &[
+    (Repeat, "gap"),
+    (Repeat, "overrun"),
+    (Repeat, "touched"),
+    (Shapes, "short_path"),
+    (Shapes, "dropped_slice"),
+    (Sums, "half_sum"),
     (Invariant, "one_ulp"),
 ];
 
@@ -80,6 +91,13 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         fused_kernel::<f32>(gpu, "tree_gdn fused a", TIER_A),
         fused_kernel::<bf16>(gpu, "tree_gdn fused b", TIER_B),
         Kernel {
+            planted_call: Some(Arc::new(wide_verify::<64>)),
+            refuses: not_for_wide_blocks,
+            ..Kernel::new(gpu, "tree_gdn fused wide", VERIFY, TIER_A, wide_verify::<32>)
+                .variant("tree_gdn fused wide, 64 columns", wide_verify::<64>)
+                .planted("tree_gdn/fused_wide", VERIFY_FAULTS)
+        },
+        Kernel {
             planted_call: Some(Arc::new(blocked_verify::<64>)),
             ..Kernel::new(gpu, "tree_gdn blocked b", VERIFY, TIER_B, blocked_verify::<32>)
                 .rounded(QKV)
@@ -89,6 +107,8 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         Kernel::new(gpu, "tree_gdn split f32", VERIFY, TIER_A, split::<f32>)
             .planted("tree_gdn/verify", VERIFY_FAULTS),
         Kernel::new(gpu, "tree_gdn split bf16", VERIFY, TIER_A, split::<bf16>).rounded(QKV),
+        Kernel::new(gpu, "tree_gdn split inverse", VERIFY, TIER_A, inverse)
+            .planted("tree_gdn/series", INVERSE_FAULTS),
         Kernel {
             refuses: long_chains::<false>,
             ..Kernel::new(gpu, "tree_gdn commit bf16", COMMIT, Bound::Element(5e-6), commit_fused)
@@ -136,6 +156,11 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
 /// the place, holds one more.
 fn long_chains<const TIER_B: bool>(shape: &Shape) -> bool {
     shape.chain && shape.nodes.iter().any(|&nodes| nodes > 128 + usize::from(TIER_B))
+}
+
+/// Blocks for f32 rows end at 128 nodes, and a chain's paths no longer fit beside them from 127 on.
+fn not_for_wide_blocks(shape: &Shape) -> bool {
+    shape.nodes.iter().any(|&nodes| nodes > 128 || shape.chain && nodes > 126)
 }
 
 fn fused_kernel<Out: fused::Tier + Element>(gpu: &Gpu, name: &str, bound: Bound) -> Kernel {
@@ -241,6 +266,21 @@ fn fused_verify<Out: fused::Tier + Element, const COLUMNS: usize>(
     planes.read(gpu, scene, out).map(drop)
 }
 
+fn wide_verify<const COLUMNS: usize>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+    let (inputs, mut planes) = (Inputs::<f32>::new(gpu, scene)?, Planes::<f32>::new(gpu, scene)?);
+    let buffers = fused::FusedBuffers {
+        qkv: inputs.qkv.view(),
+        gates: inputs.gates.view(),
+        state: inputs.state.view(),
+        o: planes.o.view_mut(),
+        u: planes.u.view_mut(),
+        g_cum: planes.g_cum.view_mut(),
+    };
+    fused::verify_wide(&gpu.0, dims(scene), &scene.batch, &inputs.tree, COLUMNS, buffers)?;
+    inputs.untouched(gpu)?;
+    planes.read(gpu, scene, out).map(drop)
+}
+
 /// In blocks of so many value columns; 0 takes the widest that there is for the largest tree.
 fn blocked_verify<const COLUMNS: usize>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let (inputs, mut planes) = (Inputs::new(gpu, scene)?, Planes::<bf16>::new(gpu, scene)?);
@@ -283,6 +323,26 @@ fn launch_split<T: launch::Element + Element>(
 fn split<T: launch::Element + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let (inputs, mut planes) = (Inputs::<T>::new(gpu, scene)?, Planes::new(gpu, scene)?);
     launch_split(gpu, scene, &inputs, &mut planes)?;
+    inputs.untouched(gpu)?;
+    planes.read(gpu, scene, out).map(drop)
+}
+
+/// The split design with the inverse once per value head.
+fn inverse(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+    let (inputs, mut planes) = (Inputs::<f32>::new(gpu, scene)?, Planes::new(gpu, scene)?);
+    let dims = dims(scene);
+    let mut scratch = Scratch::new(gpu, series::scratch_len(dims, &scene.batch, Solve::Dense)?)?;
+    let buffers = launch::VerifyBuffers {
+        qkv: inputs.qkv.view(),
+        gates: inputs.gates.view(),
+        state: inputs.state.view(),
+        scratch: &mut scratch.slice,
+        o: planes.o.view_mut(),
+        u: planes.u.view_mut(),
+        g_cum: planes.g_cum.view_mut(),
+    };
+    series::verify(&gpu.0, dims, &scene.batch, &inputs.tree, Solve::Dense, buffers)?;
+    scratch.check(gpu)?;
     inputs.untouched(gpu)?;
     planes.read(gpu, scene, out).map(drop)
 }
