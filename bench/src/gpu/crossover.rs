@@ -33,6 +33,9 @@ pub struct CrossoverArgs {
     /// Timed replays of the fastest variant of each kind
     #[arg(long, default_value_t = 200)]
     repeats: usize,
+    /// Milliseconds after which a variant gets no more of them (five at least); 0 is no limit
+    #[arg(long, default_value_t = 0.0)]
+    most_ms: f64,
     /// Appends one JSON line a cell to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -97,7 +100,7 @@ fn fastest(
     }
 }
 
-fn cell(stream: &Arc<CudaStream>, tree: &DraftTree, batch: usize, repeats: usize) -> Result<Value> {
+fn cell(stream: &Arc<CudaStream>, tree: &DraftTree, batch: usize, pace: Pace) -> Result<Value> {
     let mut case = Case::new(stream, tree, batch)?;
     let truth = Truth::new(stream, &mut case)?;
     let mut chosen = Vec::new();
@@ -107,14 +110,15 @@ fn cell(stream: &Arc<CudaStream>, tree: &DraftTree, batch: usize, repeats: usize
         }
     }
     let variants: Vec<Variant> = chosen.iter().map(|&(_, variant)| variant).collect();
-    let times = times(stream, &mut case, &variants, Pace::full(repeats))?;
+    let times = times(stream, &mut case, &variants, pace)?;
     let mut row = json!({"schema": 1, "case": "crossover", "shape": "comb", "nodes": tree.len(), "depth": tree.max_depth(),
-        "batch": batch, "repeats": repeats});
+        "batch": batch, "repeats": pace.repeats});
     for (&(kind, variant), time) in chosen.iter().zip(&times) {
         row[kind] = variant.name().into();
         row[format!("us_{kind}")] = time.us_median.into();
         row[format!("us_{kind}_p10")] = time.us_p10.into();
         row[format!("us_{kind}_p90")] = time.us_p90.into();
+        row[format!("replays_{kind}")] = time.replays.into();
     }
     let serial = ["snapshots", "registers"].iter().filter_map(|kind| row[format!("us_{kind}")].as_f64());
     row["us_serial"] = serial.reduce(f64::min).context("a serial time")?.into();
@@ -137,7 +141,7 @@ pub fn run(args: &CrossoverArgs) -> Result<()> {
         for &depth in &args.depths {
             for &width in &args.widths {
                 let Some(tree) = shapes::comb(depth, width)? else { continue };
-                let mut row = cell(&stream, &tree, batch, args.repeats)?;
+                let mut row = cell(&stream, &tree, batch, Pace::within(args.repeats, args.most_ms))?;
                 row["width"] = width.into();
                 let us = |name: &str| row[name].as_f64().map_or("-".into(), |us| format!("{us:.2}"));
                 let [serial, a, b] = ["us_serial", "us_solve", "us_solve_b"].map(us);

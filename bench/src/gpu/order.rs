@@ -72,19 +72,16 @@ fn orders(tree: &DraftTree) -> Vec<(&'static str, Vec<usize>)> {
 /// How far two runs over the same nodes are apart.
 struct Apart {
     rows_that_differ: usize,
-    most_ulps: u64,
+    /// In units in the last place of the row's largest value.
+    most_ulps: f64,
     relative: f64,
     max_abs: f64,
 }
 
-/// Steps between two values of the type that an output has: those of bf16 where `half`.
-fn ulps(a: f32, b: f32, half: bool) -> u64 {
-    let place = |x: f32| {
-        let bits = i64::from(x.to_bits() >> if half { 16 } else { 0 });
-        let sign = if half { 1 << 15 } else { 1 << 31 };
-        if bits >= sign { sign - bits } else { bits }
-    };
-    place(a).abs_diff(place(b))
+/// A unit in the last place of the largest value of a row, of bf16 where `half`.
+fn ulp(row: &[f32], half: bool) -> f64 {
+    let largest = row.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
+    2f64.powi(largest.log2().floor() as i32 - if half { 7 } else { 23 })
 }
 
 /// `got` in the order `order` against `want` in the order `first`, row by row.
@@ -94,15 +91,14 @@ fn apart(got: (&[f32], &[usize]), want: (&[f32], &[usize]), half: bool) -> Resul
     let width = got.0.len() / nodes;
     let mut place = vec![0; nodes];
     want.1.iter().enumerate().for_each(|(row, &node)| place[node] = row);
-    let mut apart = Apart { rows_that_differ: 0, most_ulps: 0, relative: 0.0, max_abs: 0.0 };
+    let mut apart = Apart { rows_that_differ: 0, most_ulps: 0.0, relative: 0.0, max_abs: 0.0 };
     let mut aligned = Vec::with_capacity(want.0.len());
     for (row, &node) in got.0.chunks_exact(width).zip(got.1) {
         let other = &want.0[place[node] * width..][..width];
-        let most = row.iter().zip(other).map(|(&a, &b)| ulps(a, b, half)).max().unwrap_or(0);
-        apart.most_ulps = apart.most_ulps.max(most);
-        apart.rows_that_differ += usize::from(most > 0);
-        let far = row.iter().zip(other).map(|(&a, &b)| f64::from((a - b).abs()));
-        apart.max_abs = far.fold(apart.max_abs, f64::max);
+        let far = row.iter().zip(other).map(|(&a, &b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        apart.rows_that_differ += usize::from(row.iter().zip(other).any(|(a, b)| a.to_bits() != b.to_bits()));
+        apart.most_ulps = apart.most_ulps.max(far / ulp(other, half));
+        apart.max_abs = apart.max_abs.max(far);
         aligned.extend_from_slice(other);
     }
     apart.relative = gdn::distance(got.0, &aligned)?;
@@ -112,8 +108,9 @@ fn apart(got: (&[f32], &[usize]), want: (&[f32], &[usize]), half: bool) -> Resul
 /// What is compared: each design of each tier, in the block that small batches take.
 fn variants(tree: &DraftTree) -> Vec<Variant> {
     let schedule = Schedule::for_tree(tree);
-    let fused = [Variant::FusedA(32, schedule), Variant::FusedB(32, schedule)];
-    [Variant::Split, fused[0], fused[1], Variant::Blocked(32), Variant::Snapshots(32)].to_vec()
+    let mut all = vec![Variant::Split, Variant::FusedA(32, schedule), Variant::Wide(32)];
+    all.extend([Variant::FusedB(32, schedule), Variant::Blocked(32), Variant::Snapshots(32)]);
+    all
 }
 
 fn rows(
@@ -135,6 +132,7 @@ fn rows(
         }
         let (mut outputs, mut graphs) = (Vec::new(), Vec::new());
         for case in &mut cases {
+            case.reserve(stream, variant)?;
             outputs.push(case.outputs(stream, variant)?);
             let [cold, _] = case.launches(variant);
             graphs.push((timer::capture(stream, cold, |n| case.launch(stream, variant, n))?, cold));
@@ -158,7 +156,7 @@ fn rows(
                 row["relative_u"] = u_apart.relative.into();
             }
             println!(
-                "{:22} {shape:>7} {batch:>6} {:>6} {name:32} {:>9.2} {:>6} {:>9} {:>10.2e}",
+                "{:22} {shape:>7} {batch:>6} {:>6} {name:32} {:>9.2} {:>6} {:>9.2} {:>10.2e}",
                 variant.name(),
                 tree.len(),
                 time.us_median,

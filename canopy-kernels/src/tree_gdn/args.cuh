@@ -14,11 +14,10 @@ static_assert(sizeof(VerifyArgs) == 24, "launch.rs VerifyArgs");
 
 // How the matrices of series.cu make U of R.
 struct SeriesArgs {
-    uint32_t count;     // products
-    uint32_t matrices;  // the n-th product takes the n-th, or the last
-    uint32_t keeps_r;   // R is added to every product, not the U before it
+    uint32_t matrices;  // each of which is applied once
+    uint32_t terms;     // or the first of which makes the next term of the last one
 };
-static_assert(sizeof(SeriesArgs) == 12, "series.rs SeriesArgs");
+static_assert(sizeof(SeriesArgs) == 8, "series.rs SeriesArgs");
 
 constexpr int kMostLayers = 64;
 

@@ -4,8 +4,8 @@
 // scaled:   P0 = -G in 32 x 32 tiles of a value head.
 // square:   the next P = P P; what is not on a path between two nodes is left out, so that a NaN stays with the descendants.
 // inverse:  (I + G)^-1 - I by forward substitution, one CTA a block column.
-// apply:    one CTA owns 32 value columns of one value head: U = R, then `count` times U = (keeps R ? R : U) + P U.
-//           Neumann: P0, depth times, keeping R (Horner's form of the finite series). Squaring: P0, P0^2, P0^4, ..., each once. Inverse: once.
+// apply:    one CTA owns 32 value columns of one value head. Inverse: U = R + P R. Squaring: U = R, then U = U + P U for P0, P0^2, P0^4, ...
+//           Neumann: T = R, U = R, then depth times T = P0 T, U = U + T.
 // Order of every sum over nodes: ancestors in ascending node order, one FMA each, as in verify.cu.
 #include "split.cuh"
 
@@ -140,22 +140,25 @@ __device__ __forceinline__ void add_product(const SolveShared& s, const uint8_t*
     }
 }
 
-// to = add + P from, for every row.
+// to = P from for every row, plus `add` where there is one; or added to `sum` too.
 __device__ void apply_once(const SolveShared& s, const uint8_t* depth, const float* p, const float* from, const float* add, float* to,
-                           int least, int nodes) {
+                           float* sum, int least, int nodes) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int row = warp * 4; row < nodes; row += kWarps * 4) {
         const int rows = min(4, nodes - row);
         float acc[4];
 #pragma unroll
-        for (int x = 0; x < 4; ++x) acc[x] = x < rows ? add[(row + x) * kTile + lane] : 0.f;
+        for (int x = 0; x < 4; ++x) acc[x] = add && x < rows ? add[(row + x) * kTile + lane] : 0.f;
         for (int bj = 0; bj <= row / kTile; ++bj) {
             if (CANOPY_FAULT(dropped_slice) && bj > 0) continue;
             add_product(s, depth, p + tile_index(row / kTile, bj) * (kTile * kTile), from, row, rows, bj, least, acc);
         }
 #pragma unroll
-        for (int x = 0; x < 4; ++x)
-            if (x < rows) to[(row + x) * kTile + lane] = acc[x];
+        for (int x = 0; x < 4; ++x) {
+            if (x >= rows) continue;
+            to[(row + x) * kTile + lane] = acc[x];
+            if (sum) sum[(row + x) * kTile + lane] += acc[x];
+        }
     }
     __syncthreads();
 }
@@ -166,6 +169,7 @@ __device__ void apply(VerifyArgs a, SeriesArgs how, const T* qkv, const float* g
                       float* g_cum_out) {
     extern __shared__ __align__(16) float shared[];
     __shared__ uint8_t depth[256];
+    __shared__ int deepest;
     take_turn();
     const uint32_t b = blockIdx.z, hv = blockIdx.y;
     const int lane = threadIdx.x % 32;
@@ -177,23 +181,31 @@ __device__ void apply(VerifyArgs a, SeriesArgs how, const T* qkv, const float* g
     SolveShared s = carve(shared, padded);
     float* more = reinterpret_cast<float*>(s.mask + padded * kMaskWords);
     load_mask(s, mask, first, nodes);
+    if (threadIdx.x == 0) deepest = 0;
     cumulative_gates(s, parents, gates, first, nodes, a.v_heads, hv);
     if ((int)threadIdx.x < nodes) {
         int above = -1;
 #pragma unroll
         for (int w = 0; w < kMaskWords; ++w) above += __popc(s.mask[threadIdx.x * kMaskWords + w]);
         depth[threadIdx.x] = (uint8_t)above;
+        atomicMax(&deepest, above);
     }
     project(a, s, qkv, state + ((size_t)slot * a.v_heads + hv) * kDv * kDk, o, first, nodes, hv, col);
 
-    const float* from = s.u;
-    for (uint32_t n = 0; n < how.count; ++n) {
-        float* to = n % 2 == 0 ? more : (how.keeps_r ? s.rows : s.u);
-        const uint32_t at = min(n, how.matrices - 1);
-        apply_once(s, depth, p.of(a, at, b, hv), from, how.keeps_r ? s.u : from, to, how.keeps_r ? 1 : 1 << n, nodes);
-        from = to;
+    if (how.terms) {  // the first term where the second does not go
+        for (int i = threadIdx.x; i < nodes * kTile; i += kThreads) s.rows[i] = s.u[i];
+        __syncthreads();
+        for (int n = 0; n < deepest; ++n) {
+            float* even = n % 2 ? more : s.rows;
+            apply_once(s, depth, p.of(a, 0, b, hv), even, nullptr, n % 2 ? s.rows : more, s.u, 1, nodes);
+        }
+    } else {
+        for (uint32_t n = 0; n < how.matrices; ++n) {
+            float* to = n % 2 ? s.rows : more;
+            apply_once(s, depth, p.of(a, n, b, hv), s.u, s.u, to, nullptr, 1 << n, nodes);
+            s.u = to;
+        }
     }
-    s.u = const_cast<float*>(from);
     write_outputs(a, s, qkv, cu_nodes, scratch, b, hv, first, nodes, col, o, u_out, g_cum_out);
 }
 

@@ -17,9 +17,8 @@ const IMAGE: &str = "tree_gdn/series";
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct SeriesArgs {
-    count: u32,
     matrices: u32,
-    keeps_r: u32,
+    terms: u32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for SeriesArgs {}
@@ -31,12 +30,9 @@ impl SeriesArgs {
     fn new(batch: &TreeBatch, solve: Solve) -> Result<Self> {
         let depth = batch.trees().iter().map(DraftTree::max_depth).max().unwrap_or(0) as u32;
         Ok(match solve {
-            Solve::Dense => Self { count: 1, matrices: 1, keeps_r: 1 },
-            Solve::Neumann => Self { count: depth, matrices: 1, keeps_r: 1 },
-            Solve::Squaring => {
-                let factors = u32::BITS - depth.leading_zeros();
-                Self { count: factors, matrices: factors.max(1), keeps_r: 0 }
-            }
+            Solve::Dense => Self { matrices: 1, terms: 0 },
+            Solve::Neumann => Self { matrices: 1, terms: 1 },
+            Solve::Squaring => Self { matrices: (u32::BITS - depth.leading_zeros()).max(1), terms: 0 },
             other => {
                 let built = "forward, dense, neumann, squaring";
                 return Err(Error::Unsupported { op: OP, wanted: other.to_string(), built });
@@ -118,7 +114,7 @@ pub fn verify<T: Element>(
 }
 
 /// Static shared memory of the last launch.
-const FIXED_SHARED: usize = 1280;
+const FIXED_SHARED: usize = 1296;
 
 fn check_scratch(scratch: &CudaSlice<f32>, needed: usize) -> Result<()> {
     if scratch.len() >= needed {

@@ -139,7 +139,7 @@ __device__ void solve_diagonal(const SolveShared& s, const float* kk, int row0, 
 #pragma unroll 4
     for (int j = 0; j < kTile; ++j) {  // lane = row here
         const bool ancestor = above >> j & 1u;
-        s.g[j * kTile + lane] = ancestor ? write * decay_of(s, row0 + lane, row0 + j) * kk[lane * kTile + j] : 0.f;
+        s.g[j * kTile + lane] = ancestor ? write * (decay_of(s, row0 + lane, row0 + j) * kk[lane * kTile + j]) : 0.f;
     }
     __syncwarp();
     float r[kTile];
