@@ -176,13 +176,29 @@ impl Verify<'_> {
         serial::chain(&stream, self.dims, self.tree.host(), tree, columns, buffers).wrap()
     }
 
+    /// f32 rows: the split design, which takes every tree, so that a row's bits do not depend on its company; the fused one by name where its
+    /// blocks hold the batch.
     fn forward(
         &self,
         tree: &TreeOnDevice,
         qkv: CudaView<'_, f32>,
-        planes: [CudaViewMut<'_, f32>; 3],
+        [o, u, g_cum]: [CudaViewMut<'_, f32>; 3],
     ) -> Result<()> {
-        self.split(tree, Solve::Forward, qkv, planes)
+        let stream = self.qkv.0.device().cuda_stream();
+        let limit = Kernels::on(stream.context()).wrap()?.shared_limit();
+        let fits =
+            |columns: &usize| fused::wide_shared_bytes(tree, *columns).is_some_and(|bytes| bytes <= limit);
+        let columns = match Design::from_env().wrap()? {
+            Some(Design::Fused { columns, .. }) => [columns, 32].into_iter().find(fits),
+            _ => None,
+        };
+        let Some(columns) = columns else {
+            return self.split(tree, Solve::Forward, qkv, [o, u, g_cum]);
+        };
+        let gates = view::<f32>(arg(self.op, "gates"), self.gates.0, self.gates.1)?;
+        let state = view::<f32>(arg(self.op, "state"), self.state.0, self.state.1)?;
+        let buffers = FusedBuffers { qkv, gates, state, o, u, g_cum };
+        fused::verify_wide(&stream, self.dims, self.tree.host(), tree, columns, buffers).wrap()
     }
 
     fn split<T: Element>(

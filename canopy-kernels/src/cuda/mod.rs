@@ -3,8 +3,8 @@
 mod chains;
 pub(crate) mod early;
 mod module;
-pub mod profile;
 mod partition;
+pub mod profile;
 mod tree;
 mod words;
 
