@@ -394,10 +394,8 @@ impl Case {
         self.launch(stream, variant, 0)?;
         let (set, sequences) = (&self.sets[0], self.batch.sequences());
         let len = set.u.len() / sequences;
-        let mut ends = vec![0..len];
-        if sequences > 1 {
-            ends.push((sequences - 1) * len..sequences * len);
-        }
+        let last = (sequences > 1).then(|| (sequences - 1) * len..sequences * len);
+        let ends: Vec<Range<usize>> = std::iter::once(0..len).chain(last).collect();
         let wide = |plane: &CudaSlice<f32>| -> Result<Vec<f32>> {
             let part = |range: &Range<usize>| stream.clone_dtoh(&plane.slice(range.clone()));
             Ok(ends.iter().map(part).collect::<Result<Vec<_>, _>>()?.concat())
