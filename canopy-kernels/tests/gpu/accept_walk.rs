@@ -13,6 +13,9 @@ use crate::data::{Random, text};
 pub const TESTS: &[(&str, Check)] =
     &[("accept_walk::walks_equal_those_on_the_cpu", equal), ("accept_walk::a_whole_chain_is_walked", chain)];
 
+/// Words, rows and where each path starts.
+type Found = (Vec<u32>, Vec<i32>, Vec<i32>);
+
 struct Case {
     parents: Vec<i32>,
     tokens: Vec<u32>,
@@ -53,7 +56,7 @@ impl Case {
         case
     }
 
-    fn on_cpu(&self, stated: bool) -> Result<(Vec<u32>, Vec<i32>, Vec<i32>), String> {
+    fn on_cpu(&self, stated: bool) -> Result<Found, String> {
         let trees = self.cu_nodes.len() - 1;
         let mut words = vec![0; trees * row_words(self.most)];
         let (mut rows, mut cu_rows) = (vec![0; self.parents.len()], vec![0; trees + 1]);
@@ -70,11 +73,7 @@ impl Case {
         Ok((words, rows, cu_rows))
     }
 
-    fn on_device(
-        &self,
-        stream: &Arc<CudaStream>,
-        stated: bool,
-    ) -> Result<(Vec<u32>, Vec<i32>, Vec<i32>), String> {
+    fn on_device(&self, stream: &Arc<CudaStream>, stated: bool) -> Result<Found, String> {
         let trees = self.cu_nodes.len() - 1;
         let parents = stream.clone_htod(&self.parents).map_err(text)?;
         let tokens = stream.clone_htod(&self.tokens).map_err(text)?;
