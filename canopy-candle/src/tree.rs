@@ -6,7 +6,6 @@ use std::sync::Arc;
 use candle_core::{Device, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
 use canopy_kernels::cuda::{PathsLayout, PathsOnDevice, TreeLayout, TreeOnDevice, Words};
-use canopy_kernels::gdn_prefill::Sequences;
 use canopy_kernels::{AcceptedPaths, TreeBatch};
 
 use crate::check::arg;
@@ -56,13 +55,13 @@ impl DeviceTree {
         })
     }
 
-    /// Long chains as [`TreeBatch::slices`], for [`tree_attention`](crate::tree_attention) alone: several slices share a slot.
+    /// [`TreeBatch::slices`] of long chains, for [`tree_attention`](crate::tree_attention) alone: several may share a slot.
     ///
     /// # Errors
-    /// As [`Self::new`].
-    pub fn slices(sequences: &Sequences, device: &Device) -> Result<Self> {
+    /// As [`Self::new`], and those of [`TreeBatch::slices`].
+    pub fn slices(lens: &[usize], slots: &[i32], device: &Device) -> Result<Self> {
         supported("device tree", device)?;
-        let batch = TreeBatch::slices(sequences).wrap()?;
+        let batch = TreeBatch::slices(lens, slots).wrap()?;
         Ok(Self {
             #[cfg(feature = "cuda")]
             on_device: crate::cuda::upload(device, |stream| {

@@ -1,7 +1,6 @@
 //! The one batch layout: packed rows. All sequences' nodes lie one after another.
 
-use crate::error::{Error, Result};
-use crate::gdn_prefill::Sequences;
+use crate::error::{Error, Result, expect_len};
 use crate::tree::DraftTree;
 
 /// Several draft trees, their rows packed. Row `cu_nodes[b] + i` is node `i` of sequence `b`.
@@ -38,22 +37,19 @@ impl TreeBatch {
         Self { trees: vec![tree], cu_nodes: vec![0, nodes], slots: vec![slot as i32] }
     }
 
-    /// Long chains in slices of [`DraftTree::MAX_NODES`] rows, the last of each with what is left; rows stay where they are. The slices of a
-    /// chain share its slot: this is for attention over keys that are in the pool already, and for nothing that writes by slot.
+    /// Slices of long chains, of `lens` rows and on `slots`, which slices of one chain share: this is for attention over keys that are in the
+    /// pool already, and for nothing that writes by slot.
     ///
     /// # Errors
-    /// None at present.
-    pub fn slices(sequences: &Sequences) -> Result<Self> {
-        let (mut trees, mut cu_nodes, mut slots) = (Vec::new(), vec![0i32], Vec::new());
-        for ((first, rows, _), &slot) in sequences.iter().zip(sequences.slots()) {
-            for start in (0..rows).step_by(DraftTree::MAX_NODES) {
-                let tree = DraftTree::chain((rows - start).min(DraftTree::MAX_NODES))?;
-                cu_nodes.push((first + start + tree.len()) as i32);
-                trees.push(tree);
-                slots.push(slot);
-            }
+    /// When the counts differ, or a slice has no row or more than [`DraftTree::MAX_NODES`].
+    pub fn slices(lens: &[usize], slots: &[i32]) -> Result<Self> {
+        expect_len("chain slices", "slots", &[lens.len()], slots.len())?;
+        let (mut trees, mut cu_nodes) = (Vec::with_capacity(lens.len()), vec![0i32]);
+        for &len in lens {
+            trees.push(DraftTree::chain(len)?);
+            cu_nodes.push(cu_nodes[trees.len() - 1] + len as i32);
         }
-        Ok(Self { trees, cu_nodes, slots })
+        Ok(Self { trees, cu_nodes, slots: slots.to_vec() })
     }
 
     /// B, the number of sequences.

@@ -2,11 +2,11 @@
 
 use candle_core::{Device, Tensor};
 use canopy_candle::{
-    AttnDims, CacheRows, DeviceTree, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention, widened,
+    AttnDims, CacheRows, NormKind, PackedLinear, QkNormRope, attn_gate, tree_attention, widened,
 };
 
 use super::Round;
-use super::prefill::Chunks;
+use super::prefill::{Attended, Chunks};
 use crate::Result;
 use crate::cache::KvPool;
 use crate::config::TargetConfig;
@@ -62,7 +62,9 @@ impl GatedAttention {
         let batch = round.tree.host();
         let rows = CacheRows { cu_rows: batch.cu_nodes(), slots: batch.slots(), starts: round.prefix_lens };
         let q = self.pool.append_rotated(&self.rope, [&q_proj, &k_proj, &v], round.positions, rows)?;
-        self.attend(&self.o_proj, (round.tree, round.prefix_lens), &q, &q_proj)
+        let (keys, values) = (&self.pool.keys, &self.pool.values);
+        let out = tree_attention(round.tree, self.dims, round.prefix_lens, &q, keys, values)?;
+        self.gated(&self.o_proj, &out, &q_proj)
     }
 
     /// `x` `[N, hidden]`, normed -> `[N, hidden]`. Writes the chunks' keys and values after the committed ones.
@@ -70,20 +72,19 @@ impl GatedAttention {
         let [q_proj, k_proj, v] = super::outputs(self.qkv_proj.many().forward_f32(x)?)?;
         let parts = [&q_proj, &k_proj, &v];
         let q = self.pool.append_rotated(&self.rope, parts, &chunks.positions, chunks.cache_rows())?;
-        self.attend(&self.o_proj.many(), (&chunks.slices, &chunks.slice_lens), &q, &q_proj)
+        let (keys, values) = (&self.pool.keys, &self.pool.values);
+        let attend = |Attended { slices, lens, first }: &Attended| {
+            let rows = q.narrow(0, *first, slices.host().rows())?;
+            tree_attention(slices, self.dims, lens, &rows, keys, values)
+        };
+        let outs = chunks.attended.iter().map(attend).collect::<candle_core::Result<Vec<_>>>()?;
+        self.gated(&self.o_proj.many(), &Tensor::cat(&outs, 0)?, &q_proj)
     }
 
-    /// Attention of rows whose keys and values are in the pool, its gate and the output product.
-    fn attend(
-        &self,
-        o_proj: &PackedLinear,
-        (tree, lens): (&DeviceTree, &[i32]),
-        q: &Tensor,
-        q_proj: &Tensor,
-    ) -> Result<Tensor> {
-        let out = tree_attention(tree, self.dims, lens, q, &self.pool.keys, &self.pool.values)?;
+    /// Attention's gate and the output product.
+    fn gated(&self, o_proj: &PackedLinear, out: &Tensor, q_proj: &Tensor) -> Result<Tensor> {
         let out = match self.rope.gated {
-            true => attn_gate(self.dims, &out, q_proj)?,
+            true => attn_gate(self.dims, out, q_proj)?,
             false => widened(&out.flatten_from(1)?)?,
         };
         Ok(o_proj.forward_one(&out)?)

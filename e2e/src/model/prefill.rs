@@ -4,7 +4,7 @@
 //! attention runs over slices of the chunks whose keys, and those of every row before them, are in the pool by then. Nothing is left to
 //! commit. Cut at multiples of a slice ([`DraftTree::MAX_NODES`](canopy_kernels::DraftTree)), a prompt's bits do not depend on where.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use canopy_candle::{
     CacheRows, DeviceSequences, DeviceTree, DraftTree, List, NormKind, PassInputs, Sequences,
     add_rms_norm_to, rms_norm_to,
@@ -18,14 +18,46 @@ use crate::{Error, Result};
 /// What every layer of a prefill pass reads.
 pub(super) struct Chunks {
     pub(super) sequences: DeviceSequences,
-    /// The slices of all sequences.
-    pub(super) slices: DeviceTree,
-    /// Keys before every slice.
-    pub(super) slice_lens: Vec<i32>,
+    /// The slices of all sequences, in order.
+    pub(super) attended: Vec<Attended>,
     /// Absolute position of every row.
     pub(super) positions: Vec<i32>,
     /// Committed length of every sequence.
     starts: Vec<i32>,
+}
+
+/// Slices whose attention is one launch.
+pub(super) struct Attended {
+    pub(super) slices: DeviceTree,
+    /// Keys before every slice.
+    pub(super) lens: Vec<i32>,
+    /// Their first packed row.
+    pub(super) first: usize,
+}
+
+/// Slices of one launch: those of a 9B fill a device, and more at once take longer than one launch after another.
+const TOGETHER: usize = 2;
+
+/// The slices of `sequences` behind `starts` committed rows.
+fn attended(sequences: &Sequences, starts: &[i32], device: &Device) -> Result<Vec<Attended>> {
+    let slices = sequences.iter().zip(sequences.slots()).zip(starts).flat_map(
+        |(((first, rows, _), &slot), &start)| {
+            (0..rows)
+                .step_by(DraftTree::MAX_NODES)
+                .map(move |at| (first + at, (rows - at).min(DraftTree::MAX_NODES), slot, start + at as i32))
+        },
+    );
+    let slices: Vec<_> = slices.collect();
+    let launch = |some: &[(usize, usize, i32, i32)]| {
+        let lens: Vec<usize> = some.iter().map(|&(_, rows, ..)| rows).collect();
+        let slots: Vec<i32> = some.iter().map(|&(_, _, slot, _)| slot).collect();
+        Ok(Attended {
+            slices: DeviceTree::slices(&lens, &slots, device)?,
+            lens: some.iter().map(|&(.., start)| start).collect(),
+            first: some[0].0,
+        })
+    };
+    slices.chunks(TOGETHER).map(launch).collect()
 }
 
 impl Chunks {
@@ -48,7 +80,7 @@ impl Qwen35 {
             Err(Error::Request { field, expected, got: got.to_string() })
         };
         let (mut lens, mut slots, mut starts) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut positions, mut slice_lens) = (Vec::new(), Vec::new());
+        let mut positions = Vec::new();
         for chunk in chunks {
             self.check_slot(chunk.slot)?;
             let (start, len) = (self.committed[chunk.slot], chunk.tokens.len());
@@ -60,13 +92,11 @@ impl Qwen35 {
             slots.push(chunk.slot as i32);
             starts.push(start as i32);
             positions.extend((start..start + len).map(|position| position as i32));
-            slice_lens.extend((start..start + len).step_by(DraftTree::MAX_NODES).map(|first| first as i32));
         }
         let (sequences, device) = (Sequences::new(&lens, slots)?, &self.options.device);
         Ok(Chunks {
-            slices: DeviceTree::slices(&sequences, device)?,
+            attended: attended(&sequences, &starts, device)?,
             sequences: DeviceSequences::new(sequences, device)?,
-            slice_lens,
             positions,
             starts,
         })
@@ -106,8 +136,9 @@ impl Qwen35 {
         let inputs = PassInputs::new(&self.options.device)
             .with_ids(&tokens)
             .with_list(List::Positions, &read.positions)
-            .with_list(List::Lens, &read.slice_lens)
             .with_destinations(read.cache_rows(), self.options.capacity());
+        let with_lens = |inputs: PassInputs, of: &Attended| inputs.with_list(List::Lens, &of.lens);
+        let inputs = read.attended.iter().fold(inputs, with_lens);
         let (logits, logit_rows, features) = run_pass(&self.options.device, || {
             let (pass, _) = run_recorded(None, &inputs, |_| self.chunk_pass(&read, &tokens, features))?;
             let wanted = chunks.iter().map(|chunk| chunk.logits);
