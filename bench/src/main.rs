@@ -53,7 +53,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(Cli::try_parse().unwrap_or_else(|error| canopy_e2e::usage::refuse(error))) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -66,7 +66,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Op(args) => op::run(&args)?,
         Command::Example(args) => op::example(&args)?,
-        Command::Env => println!("{}", serde_json::to_string(&machine::Record::take()?)?),
+        Command::Env => canopy_e2e::say!("{}", serde_json::to_string(&machine::Record::take()?)?),
         Command::Contract(args) => return contract::run(&args),
         Command::Dispatch(args) => dispatch::run(&args)?,
         #[cfg(feature = "cuda")]
