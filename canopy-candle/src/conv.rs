@@ -50,6 +50,19 @@ pub fn tree_conv(tree: &DeviceTree, x: &Tensor, weight: &Tensor, conv_state: &Te
 
 /// [`tree_conv`] with rows rounded to `dtype` as they are written; on CUDA that is x's dtype, or bf16 from f32.
 ///
+/// ```
+/// use canopy_candle::{DeviceTree, DraftTree, TreeBatch, tree_conv_to};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let tree = DeviceTree::new(TreeBatch::single(DraftTree::new(vec![-1, 0]).unwrap(), 0), &dev)?;
+/// let x = Tensor::new(&[[1f32], [0.]], &dev)?;
+/// let weight = Tensor::new(&[[0f32, 0., 1., 1.]], &dev)?; // the node and its parent
+/// let y = tree_conv_to(&tree, &x, &weight, &Tensor::zeros((1, 3, 1), DType::F32, &dev)?, DType::BF16)?;
+/// assert_eq!(y.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?, [0.73046875; 2]); // silu(1) in eight bits
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`tree_conv`], and a `dtype` that is no float.
 pub fn tree_conv_to(
@@ -198,6 +211,20 @@ pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) ->
 
 /// [`tree_conv_commit`] for the layers of a model, which lie one after another in `conv_states` `[layers, slots, 3, C]`; on CUDA one launch for
 /// all of them, and rows of the pools' dtype.
+///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DraftTree, TreeBatch, tree_conv_commit_layers};
+/// use candle_core::{Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0, 0]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0, 2]]).unwrap(), &dev)?;
+/// let conv_states = Tensor::new(&[7f32, 8., 9., 4., 5., 6.], &dev)?.reshape((2, 1, 3, 1))?; // two layers
+/// let (first, second) = (Tensor::new(&[[1f32], [10.], [100.]], &dev)?, Tensor::new(&[[2f32], [20.], [200.]], &dev)?);
+/// tree_conv_commit_layers(&conv_states, &paths, &[&first, &second])?;
+/// assert_eq!(conv_states.flatten_all()?.to_vec1::<f32>()?, [9., 1., 100., 6., 2., 200.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`tree_conv_commit`], and another number of `xs` than layers.
