@@ -61,7 +61,14 @@ fn measured(stream: &Arc<CudaStream>, buffers: &[usize], layers: usize) -> Resul
 pub fn run(args: &MemoryArgs) -> Result<()> {
     let stream = timer::stream().context("a CUDA device")?;
     let (dims, mut lines) = (gdn::dims()?, Lines::open(args.json.as_deref())?);
-    canopy_e2e::say!("{:>10} {:>6} {:>14} {:>14} {:>16}", "way", "batch", "needed bytes", "one layer", "all layers");
+    canopy_e2e::say!(
+        "{:>10} {:>6} {:>14} {:>14} {:>16}",
+        "way",
+        "batch",
+        "needed bytes",
+        "one layer",
+        "all layers"
+    );
     for &batch in &args.batch {
         let rows = batch * args.nodes;
         let tape = vec![4 * rows * dims.v_heads * dims.dv, 4 * rows * dims.v_heads];

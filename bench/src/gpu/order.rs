@@ -179,7 +179,15 @@ pub fn run(args: &OrderArgs) -> Result<()> {
     let mut lines = Lines::open(args.json.as_deref())?;
     canopy_e2e::say!(
         "{:22} {:>7} {:>6} {:>6} {:32} {:>9} {:>6} {:>9} {:>10}",
-        "variant", "shape", "batch", "nodes", "order", "cold us", "rows", "ulps", "relative"
+        "variant",
+        "shape",
+        "batch",
+        "nodes",
+        "order",
+        "cold us",
+        "rows",
+        "ulps",
+        "relative"
     );
     for &batch in &args.batch {
         for &nodes in &args.nodes {

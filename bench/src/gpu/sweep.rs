@@ -112,7 +112,13 @@ pub fn run(args: &SweepArgs) -> Result<()> {
     let mut lines = Lines::open(args.json.as_deref())?;
     canopy_e2e::say!(
         "{:24} {:>7} {:>6} {:>6} {:>6} {:>10} {:>10}",
-        "variant", "shape", "batch", "nodes", "depth", "cold us", "warm us"
+        "variant",
+        "shape",
+        "batch",
+        "nodes",
+        "depth",
+        "cold us",
+        "warm us"
     );
     let mut done = HashSet::new();
     for &batch in &args.batch {
