@@ -24,7 +24,7 @@ pub fn is_reader_gone(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// `println!` by [`line`].
+/// `println!` by [`line()`].
 #[macro_export]
 macro_rules! say {
     ($($argument:tt)*) => { $crate::stdout::line(format_args!($($argument)*)) };
