@@ -179,7 +179,7 @@ fn sizes_come_from_the_configurations_alone() {
 fn a_reader_that_has_gone_or_a_full_disk_ends_a_command_without_a_panic() {
     let run = |out: std::process::Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_canopy"));
-        let done = command.args(["sizes", "--streams", "1"]).stdout(out).output().unwrap();
+        let done = command.args(["sizes", "--slots", "1"]).stdout(out).output().unwrap();
         (done.status.code(), String::from_utf8(done.stderr).unwrap())
     };
     let (reader, writer) = std::io::pipe().unwrap();
