@@ -120,7 +120,7 @@ fn a_bad_field_that_both_endpoints_share_is_named() {
         (json!({"stream": "yes"}), 400, "stream", "invalid_type"),
         (json!({"draft": "no"}), 400, "draft", "invalid_type"),
         (json!({"draft": false, "speculation": {"mode": "tree"}}), 400, "speculation.mode", "invalid_value"),
-        (json!({"speculation": {"mode": "forest"}}), 400, "speculation.mode", "invalid_type"),
+        (json!({"speculation": {"mode": "forest"}}), 400, "speculation.mode", "invalid_value"),
         (json!({"speculation": {"mood": "tree"}}), 400, "speculation.mood", "unknown_field"),
         (json!({"speculation": "tree"}), 400, "speculation", "invalid_type"),
         (json!({"speculation": {"budget": -1}}), 400, "speculation.budget", "invalid_value"),
