@@ -181,7 +181,7 @@ fn report(before: &Rows, after: &Rows) -> Result<Vec<String>> {
 pub fn run(args: &CompareArgs) -> Result<()> {
     let (before, after) = (Rows::read(&args.before, &args.only)?, Rows::read(&args.after, &args.only)?);
     for line in report(&before, &after)? {
-        println!("{line}");
+        canopy_e2e::say!("{line}");
     }
     Ok(())
 }

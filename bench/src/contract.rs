@@ -77,7 +77,7 @@ pub fn run(args: &ContractArgs) -> Result<ExitCode> {
     let (choice, kernels) = match (args.device, contract::kernels(&with_cuda)) {
         (Devices::Cpu, _) => (cpu.clone(), contract::kernels(&cpu)),
         (Devices::All, Err(why)) => {
-            println!("cuda | not run: {why}");
+            canopy_e2e::say!("cuda | not run: {why}");
             (cpu.clone(), contract::kernels(&cpu))
         }
         (_, kernels) => (with_cuda, kernels),
@@ -90,7 +90,7 @@ pub fn run(args: &ContractArgs) -> Result<ExitCode> {
     let mut file = Lines::open(args.json.as_deref())?;
     let (mut counts, mut written) = (Counts::default(), Ok(()));
     contract::run(&choice, |line| {
-        println!("{}", text(&line));
+        canopy_e2e::say!("{}", text(&line));
         match (line.control.filter(|control| control.breaks()), line.as_it_should_be()) {
             (None, true) => counts.green += 1,
             (None, false) => counts.red += 1,
@@ -105,7 +105,7 @@ pub fn run(args: &ContractArgs) -> Result<ExitCode> {
     written?;
     file.finish()?;
     let Counts { green, red, controls, blind } = counts;
-    println!(
+    canopy_e2e::say!(
         "SUMMARY {fitting} kernels: {green} gates green, {red} red; {controls} controls red as they must, {blind} stayed green"
     );
     Ok(if red + blind == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

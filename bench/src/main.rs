@@ -55,7 +55,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(Cli::try_parse().unwrap_or_else(|error| canopy_e2e::usage::refuse(error))) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -70,7 +70,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Op(args) if args.design.is_some() => canopy_bench::gpu::op(&args)?,
         Command::Op(args) => op::run(&args)?,
         Command::Example(args) => op::example(&args)?,
-        Command::Env => println!("{}", serde_json::to_string(&machine::Record::take()?)?),
+        Command::Env => canopy_e2e::say!("{}", serde_json::to_string(&machine::Record::take()?)?),
         Command::Contract(args) => return contract::run(&args),
         Command::Dispatch(args) => dispatch::run(&args)?,
         Command::Compare(args) => compare::run(&args)?,

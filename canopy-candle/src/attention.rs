@@ -262,6 +262,7 @@ fn check_lens(
     let sum = |(b, (&len, rows)): (usize, (&i32, usize))| match usize::try_from(len) {
         _ if slots[b] < 0 => Ok(0),
         Ok(len) if len + rows <= capacity => Ok(len + rows),
+        Err(_) => arg.refuse(format_args!("0 or more rows of sequence {b}"), format_args!("{len}")),
         _ => arg.refuse(
             format_args!("{len} + {rows} rows of sequence {b} within the capacity of {capacity}"),
             format_args!("{}", i64::from(len) + rows as i64),

@@ -3,19 +3,20 @@
 use candle_core::backend::BackendStorage;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaDType;
-use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, WithDType};
 #[cfg(feature = "cuda")]
-use canopy_kernels::tree_conv::launch::{self, Element, OutputOf};
+use canopy_kernels::tree_conv::launch::{self, Element};
 use canopy_kernels::{ConvDims, tree_conv as kernel};
 
 use crate::DeviceSequences;
 use crate::check::arg;
 use crate::conv::check_pool;
+use crate::conv_forward::{ConvForward, Over};
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::slices::{Carried, expect_distinct, pool_mut, row_major, storage_from, values};
+use crate::slices::{Carried, expect_distinct, pool_mut, row_major};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
@@ -55,101 +56,8 @@ pub fn chain_conv(
     let tensors = [("x", x), ("weight", weight), ("conv_state", conv_state)];
     check_devices(FORWARD, sequences.device(), &tensors)?;
     arg(FORWARD, "out").float(dtype)?;
-    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &Forward { sequences, dtype })
-}
-
-struct Forward<'a> {
-    sequences: &'a DeviceSequences,
-    /// Of the output.
-    dtype: DType,
-}
-
-impl Forward<'_> {
-    /// Both devices' checks of shapes, dtypes and slots.
-    fn check(
-        &self,
-        x: (DType, &Layout),
-        weight: (DType, &Layout),
-        state: (DType, &Layout),
-    ) -> Result<ConvDims> {
-        let channels = x.1.dims().last().copied().unwrap_or(0);
-        let sequences = self.sequences.host();
-        arg(FORWARD, "x").float(x.0)?;
-        arg(FORWARD, "x").shape(x.1, &[sequences.rows(), channels])?;
-        arg(FORWARD, "weight").float(weight.0)?;
-        arg(FORWARD, "weight").shape(weight.1, &[channels, ConvDims::WIDTH])?;
-        let slots = check_pool(FORWARD, state, channels)?;
-        sequences.check_slots(FORWARD, slots).wrap()?;
-        ConvDims::new(channels).wrap()
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Forward<'_> {
-    /// The launch for one dtype, which all three sources have.
-    fn launch<T: Element + CudaDType + WithDType, Out: OutputOf<T> + CudaDType>(
-        &self,
-        dims: ConvDims,
-        [x, weight, state]: [(&CudaStorage, &Layout); 3],
-    ) -> Result<(CudaStorage, Shape)> {
-        let device = x.0.device();
-        let inputs = [
-            cuda::view::<T>(arg(FORWARD, "x"), x.0, x.1)?,
-            cuda::view::<T>(arg(FORWARD, "weight"), weight.0, weight.1)?,
-            cuda::view::<T>(arg(FORWARD, "conv_state"), state.0, state.1)?,
-        ];
-        let mut out = cuda::output::<Out>(device, x.1.shape().elem_count())?;
-        let (host, chains) = (self.sequences.host(), self.sequences.chains(FORWARD)?);
-        launch::forward_chains(&device.cuda_stream(), dims, host, chains, inputs, out.as_view_mut())
-            .wrap()?;
-        Ok(cuda::storage(device, out, x.1.shape().clone()))
-    }
-}
-
-impl CustomOp3 for Forward<'_> {
-    fn name(&self) -> &'static str {
-        FORWARD
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_l: &Layout,
-        weight: &CpuStorage,
-        weight_l: &Layout,
-        state: &CpuStorage,
-        state_l: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
-        let rows = values(arg(FORWARD, "x"), x, x_l)?;
-        let weight = values(arg(FORWARD, "weight"), weight, weight_l)?;
-        let state = values(arg(FORWARD, "conv_state"), state, state_l)?;
-        let mut out = vec![0f32; rows.len()];
-        let sequences = self.sequences.host();
-        kernel::cpu::forward_chains(dims, sequences, &rows, &weight, &state, &mut out).wrap()?;
-        Ok((storage_from(out, self.dtype), x_l.shape().clone()))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_l: &Layout,
-        weight: &CudaStorage,
-        weight_l: &Layout,
-        state: &CudaStorage,
-        state_l: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
-        let sources = [(x, x_l), (weight, weight_l), (state, state_l)];
-        match (x.dtype(), self.dtype) {
-            (DType::F32, DType::F32) => self.launch::<f32, f32>(dims, sources),
-            (DType::F32, DType::BF16) => self.launch::<f32, half::bf16>(dims, sources),
-            (DType::BF16, DType::BF16) => self.launch::<half::bf16, half::bf16>(dims, sources),
-            (other, out) if other == out => arg(FORWARD, "x").no_kernel(other),
-            (_, other) => arg(FORWARD, "out").no_kernel(other),
-        }
-    }
+    let op = ConvForward { op: FORWARD, over: Over::Chains(sequences), dtype };
+    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &op)
 }
 
 /// Keeps the last three raw rows of (conv state, chain), in place in the pool; slots that no chain names keep every bit.

@@ -3,18 +3,19 @@
 use candle_core::backend::BackendStorage;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaDType;
-use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, WithDType};
 #[cfg(feature = "cuda")]
-use canopy_kernels::tree_conv::launch::{self, Element, OutputOf};
+use canopy_kernels::tree_conv::launch::{self, Element};
 use canopy_kernels::{ConvDims, tree_conv as kernel};
 
 use crate::check::arg;
+use crate::conv_forward::{ConvForward, Over};
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::recorded::kept;
-use crate::slices::{Carried, expect_distinct, pool_mut, row_major, storage_from, values, write_back};
+use crate::slices::{Carried, expect_distinct, pool_mut, row_major, values, write_back};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
 
@@ -50,6 +51,19 @@ pub fn tree_conv(tree: &DeviceTree, x: &Tensor, weight: &Tensor, conv_state: &Te
 
 /// [`tree_conv`] with rows rounded to `dtype` as they are written; on CUDA that is x's dtype, or bf16 from f32.
 ///
+/// ```
+/// use canopy_candle::{DeviceTree, DraftTree, TreeBatch, tree_conv_to};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let tree = DeviceTree::new(TreeBatch::single(DraftTree::new(vec![-1, 0]).unwrap(), 0), &dev)?;
+/// let x = Tensor::new(&[[1f32], [0.]], &dev)?;
+/// let weight = Tensor::new(&[[0f32, 0., 1., 1.]], &dev)?; // the node and its parent
+/// let y = tree_conv_to(&tree, &x, &weight, &Tensor::zeros((1, 3, 1), DType::F32, &dev)?, DType::BF16)?;
+/// assert_eq!(y.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?, [0.73046875; 2]); // silu(1) in eight bits
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`tree_conv`], and a `dtype` that is no float.
 pub fn tree_conv_to(
@@ -61,55 +75,8 @@ pub fn tree_conv_to(
 ) -> Result<Tensor> {
     tree.check_devices(VERIFY, &[("x", x), ("weight", weight), ("conv_state", conv_state)])?;
     arg(VERIFY, "out").float(dtype)?;
-    row_major(x)?
-        .apply_op3_no_bwd(&row_major(weight)?, conv_state, &TreeConvVerify { tree, dtype })
-        .and_then(kept)
-}
-
-struct TreeConvVerify<'a> {
-    tree: &'a DeviceTree,
-    /// Of the output.
-    dtype: DType,
-}
-
-impl TreeConvVerify<'_> {
-    /// Both devices' checks of shapes, dtypes and slots.
-    fn check(
-        &self,
-        x: (DType, &Layout),
-        weight: (DType, &Layout),
-        state: (DType, &Layout),
-    ) -> Result<ConvDims> {
-        let channels = x.1.dims().last().copied().unwrap_or(0);
-        arg(VERIFY, "x").float(x.0)?;
-        arg(VERIFY, "x").shape(x.1, &[self.tree.host().rows(), channels])?;
-        arg(VERIFY, "weight").float(weight.0)?;
-        arg(VERIFY, "weight").shape(weight.1, &[channels, ConvDims::WIDTH])?;
-        let slots = check_pool(VERIFY, state, channels)?;
-        self.tree.host().check_slots(VERIFY, slots).wrap()?;
-        ConvDims::new(channels).wrap()
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl TreeConvVerify<'_> {
-    /// The launch for one dtype, which all three sources have.
-    fn launch<T: Element + CudaDType + WithDType, Out: OutputOf<T> + CudaDType>(
-        &self,
-        dims: ConvDims,
-        [x, weight, state]: [(&CudaStorage, &Layout); 3],
-    ) -> Result<(CudaStorage, Shape)> {
-        let device = x.0.device();
-        let inputs = [
-            cuda::view::<T>(arg(VERIFY, "x"), x.0, x.1)?,
-            cuda::view::<T>(arg(VERIFY, "weight"), weight.0, weight.1)?,
-            cuda::view::<T>(arg(VERIFY, "conv_state"), state.0, state.1)?,
-        ];
-        let mut out = cuda::output::<Out>(device, x.1.shape().elem_count())?;
-        let (batch, tree) = (self.tree.host(), self.tree.on_device(VERIFY)?);
-        launch::verify(&device.cuda_stream(), dims, batch, tree, inputs, out.as_view_mut()).wrap()?;
-        Ok(cuda::storage(device, out, x.1.shape().clone()))
-    }
+    let op = ConvForward { op: VERIFY, over: Over::Trees(tree), dtype };
+    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &op).and_then(kept)
 }
 
 /// The conv-state pool's checks; returns its slots.
@@ -122,51 +89,6 @@ pub(crate) fn check_pool(
     pool.float(dtype)?;
     pool.contiguous(layout)?;
     pool.shape_but_first(layout, &[ConvDims::STATE_ROWS, channels])
-}
-
-impl CustomOp3 for TreeConvVerify<'_> {
-    fn name(&self) -> &'static str {
-        VERIFY
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_l: &Layout,
-        weight: &CpuStorage,
-        weight_l: &Layout,
-        state: &CpuStorage,
-        state_l: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
-        let rows = values(arg(VERIFY, "x"), x, x_l)?;
-        let weight = values(arg(VERIFY, "weight"), weight, weight_l)?;
-        let state = values(arg(VERIFY, "conv_state"), state, state_l)?;
-        let mut out = vec![0f32; rows.len()];
-        kernel::cpu::verify(dims, self.tree.host(), &rows, &weight, &state, &mut out).wrap()?;
-        Ok((storage_from(out, self.dtype), x_l.shape().clone()))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_l: &Layout,
-        weight: &CudaStorage,
-        weight_l: &Layout,
-        state: &CudaStorage,
-        state_l: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let dims = self.check((x.dtype(), x_l), (weight.dtype(), weight_l), (state.dtype(), state_l))?;
-        let sources = [(x, x_l), (weight, weight_l), (state, state_l)];
-        match (x.dtype(), self.dtype) {
-            (DType::F32, DType::F32) => self.launch::<f32, f32>(dims, sources),
-            (DType::F32, DType::BF16) => self.launch::<f32, half::bf16>(dims, sources),
-            (DType::BF16, DType::BF16) => self.launch::<half::bf16, half::bf16>(dims, sources),
-            (other, out) if other == out => arg(VERIFY, "x").no_kernel(other),
-            (_, other) => arg(VERIFY, "out").no_kernel(other),
-        }
-    }
 }
 
 /// Keeps the last three raw rows of (old conv state, accepted path), in place in the pool; slots that no path
@@ -198,6 +120,20 @@ pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) ->
 
 /// [`tree_conv_commit`] for the layers of a model, which lie one after another in `conv_states` `[layers, slots, 3, C]`; on CUDA one launch for
 /// all of them, and rows of the pools' dtype.
+///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DraftTree, TreeBatch, tree_conv_commit_layers};
+/// use candle_core::{Device, Tensor};
+///
+/// let dev = Device::Cpu;
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0, 0]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0, 2]]).unwrap(), &dev)?;
+/// let conv_states = Tensor::new(&[7f32, 8., 9., 4., 5., 6.], &dev)?.reshape((2, 1, 3, 1))?; // two layers
+/// let (first, second) = (Tensor::new(&[[1f32], [10.], [100.]], &dev)?, Tensor::new(&[[2f32], [20.], [200.]], &dev)?);
+/// tree_conv_commit_layers(&conv_states, &paths, &[&first, &second])?;
+/// assert_eq!(conv_states.flatten_all()?.to_vec1::<f32>()?, [9., 1., 100., 6., 2., 200.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`tree_conv_commit`], and another number of `xs` than layers.

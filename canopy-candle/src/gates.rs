@@ -56,10 +56,12 @@ impl Gates {
         arg(OP, "ab").float(ab.0)?;
         arg(OP, "a_log").float(a_log.0)?;
         arg(OP, "dt_bias").float(dt_bias.0)?;
-        let v_heads = a_log.1.shape().elem_count();
-        let rows = match *ab.1.dims() {
-            [rows, 2, heads] if heads == v_heads => rows,
-            _ => arg(OP, "ab").shape_but_first(ab.1, &[2 * v_heads])?,
+        let (rows, v_heads) = match *ab.1.dims() {
+            [rows, 2, heads] => (rows, heads),
+            _ => {
+                let v_heads = a_log.1.shape().elem_count();
+                (arg(OP, "ab").shape_but_first(ab.1, &[2 * v_heads])?, v_heads)
+            }
         };
         arg(OP, "a_log").shape(a_log.1, &[v_heads])?;
         arg(OP, "dt_bias").shape(dt_bias.1, &[v_heads])?;

@@ -124,6 +124,23 @@ pub fn tree_gdn_verify(
 /// [`tree_gdn_verify`] into outputs that exist already ([`TreeGdnOutput::zeros`]): nothing is allocated, as a
 /// captured CUDA graph needs.
 ///
+/// ```
+/// use canopy_candle::{DeviceTree, DraftTree, GdnDims, TreeBatch, TreeGdnOutput, Variant};
+/// use canopy_candle::{tree_gdn_verify, tree_gdn_verify_into};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let (dev, dims) = (Device::Cpu, GdnDims::new(1, 1, 2, 2).unwrap());
+/// let tree = DeviceTree::new(TreeBatch::single(DraftTree::new(vec![-1, 0]).unwrap(), 0), &dev)?;
+/// let qkv = Tensor::new(&[[1f32, 0., 1., 0., 3., 4.], [1., 0., 0., 1., 5., 6.]], &dev)?;
+/// let gates = Tensor::new(&[[[0f32], [1.]], [[0.], [1.]]], &dev)?;
+/// let state = Tensor::zeros((1, 1, 2, 2), DType::F32, &dev)?;
+/// let out = TreeGdnOutput::zeros(2, dims, &dev)?;
+/// tree_gdn_verify_into(&out, &tree, dims, Variant::Walk, &qkv, &gates, &state)?;
+/// let fresh = tree_gdn_verify(&tree, dims, Variant::Walk, &qkv, &gates, &state)?;
+/// assert_eq!(out.o.flatten_all()?.to_vec1::<f32>()?, fresh.o.flatten_all()?.to_vec1::<f32>()?);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`tree_gdn_verify`], and outputs of another size or over an input's storage.
 pub fn tree_gdn_verify_into(
@@ -331,6 +348,31 @@ pub struct GdnTape<'a> {
 
 /// [`tree_gdn_commit`] for the layers of a model, which lie one after another in `states` `[layers, slots, Hv, Dv, Dk]`; on CUDA one launch
 /// for all of them, and rows of one dtype.
+///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DeviceTree, DraftTree, GdnDims, GdnTape, TreeBatch, Variant};
+/// use canopy_candle::{tree_gdn_commit_layers, tree_gdn_verify};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let (dev, dims) = (Device::Cpu, GdnDims::new(1, 1, 2, 2).unwrap());
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0]]).unwrap(), &dev)?;
+/// let tree = DeviceTree::new(batch, &dev)?;
+/// let gates = Tensor::new(&[[[0f32], [1.]]], &dev)?;
+/// let states = Tensor::zeros((2, 1, 1, 2, 2), DType::F32, &dev)?; // two layers
+/// let rows = [Tensor::new(&[[1f32, 0., 1., 0., 3., 4.]], &dev)?, Tensor::new(&[[1f32, 0., 1., 0., 5., 6.]], &dev)?];
+/// let first = tree_gdn_verify(&tree, dims, Variant::Walk, &rows[0], &gates, &states.get(0)?)?;
+/// let second = tree_gdn_verify(&tree, dims, Variant::Walk, &rows[1], &gates, &states.get(1)?)?;
+/// let tapes = [
+///     GdnTape { verified: &first, qkv: &rows[0], gates: &gates },
+///     GdnTape { verified: &second, qkv: &rows[1], gates: &gates },
+/// ];
+/// tree_gdn_commit_layers(&states, &paths, dims, Variant::Walk, &tapes)?;
+/// // The key of both is e_0: their values lie in column 0 of their layers.
+/// let s = states.flatten_all()?.to_vec1::<f32>()?;
+/// assert!([(s[0], 3.), (s[2], 4.), (s[4], 5.), (s[6], 6.)].iter().all(|(got, v): &(f32, f32)| (got - v).abs() < 1e-4));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`tree_gdn_commit`], and another number of tapes than layers.

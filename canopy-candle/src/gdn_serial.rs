@@ -113,6 +113,22 @@ impl CustomOp3 for Verify<'_> {
 ///
 /// `state` the contiguous f32 pool `[slots, Hv, Dv, Dk]`; `verified` is [`tree_gdn_serial_verify`]'s.
 ///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DraftTree, GdnDims, TreeBatch, TreeGdnSerialOutput};
+/// use canopy_candle::tree_gdn_serial_commit;
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let (dev, dims) = (Device::Cpu, GdnDims::new(1, 1, 1, 2).unwrap());
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0, 0]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0, 2]]).unwrap(), &dev)?;
+/// let snapshots = Tensor::new(&[1f32, 2., 3., 4., 5., 6.], &dev)?.reshape((3, 1, 2, 1))?;
+/// let verified = TreeGdnSerialOutput { o: Tensor::zeros((3, 1, 2), DType::F32, &dev)?, snapshots };
+/// let state = Tensor::zeros((1, 1, 2, 1), DType::F32, &dev)?;
+/// tree_gdn_serial_commit(&state, &paths, dims, &verified)?;
+/// assert_eq!(state.flatten_all()?.to_vec1::<f32>()?, [5., 6.]); // of node 2, where the path ends
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or snapshots that share the
 /// pool's storage.

@@ -47,6 +47,19 @@ pub fn kv_compact(cache: &Tensor, paths: &DevicePaths, prefix_lens: &[i32]) -> R
 /// [`kv_compact`] for the layers of a model, whose caches lie one after another in `caches` `[layers, slots, capacity, Hkv, D]`; on CUDA one launch
 /// for up to 64 of them.
 ///
+/// ```
+/// use canopy_candle::{AcceptedPaths, DevicePaths, DraftTree, TreeBatch, kv_compact_layers};
+/// use candle_core::{Device, Tensor};
+///
+/// let batch = TreeBatch::single(DraftTree::new(vec![-1, 0, 0]).unwrap(), 0);
+/// let paths = DevicePaths::new(AcceptedPaths::new(&batch, &[vec![0, 2]]).unwrap(), &Device::Cpu)?;
+/// let caches = Tensor::new(&[7f32, 0., 1., 2., 8., 3., 4., 5.], &Device::Cpu)?.reshape((2, 1, 4, 1, 1))?; // two layers
+/// kv_compact_layers(&caches, &paths, &[1])?;
+/// let rows = caches.reshape((2, 4))?.to_vec2::<f32>()?;
+/// assert_eq!((&rows[0][..3], &rows[1][..3]), (&[7f32, 0., 2.][..], &[8f32, 3., 5.][..]));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`kv_compact`].
 pub fn kv_compact_layers(caches: &Tensor, paths: &DevicePaths, prefix_lens: &[i32]) -> Result<()> {

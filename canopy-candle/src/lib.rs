@@ -6,6 +6,7 @@ mod attention;
 mod chain_conv;
 mod check;
 mod conv;
+mod conv_forward;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod drafted_tokens;

@@ -38,6 +38,16 @@ pub fn top_tokens(logits: &Tensor, k: usize) -> Result<Tensor> {
 }
 
 /// The largest k of [`top_tokens`] on a device.
+///
+/// ```
+/// use canopy_candle::{most_top_tokens, top_tokens};
+/// use candle_core::{Device, Tensor};
+/// let (dev, vocab) = (Device::Cpu, 3);
+/// let k = most_top_tokens(&dev).min(vocab);
+/// let rows = top_tokens(&Tensor::new(&[[1f32, 3., 2.]], &dev)?, k)?;
+/// assert_eq!(rows.dims(), [1, 2 + 2 * vocab]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub fn most_top_tokens(device: &Device) -> usize {
     if device.is_cpu() { usize::MAX } else { kernel::MOST_K_ON_CUDA }
 }

@@ -27,12 +27,12 @@ pub enum Error {
         message: String,
     },
     /// A file that cannot be read.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {cause}", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
+        /// What the system said; part of the message, and so no source of its own.
+        cause: std::io::Error,
     },
     /// A model that cannot be had from the hub.
     #[error("{repo}: {message}")]

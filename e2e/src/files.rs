@@ -35,7 +35,7 @@ impl ModelFiles {
             Self::Directory(dir) => match std::fs::read(dir.join(file)) {
                 Ok(bytes) => Ok(Some(bytes.into())),
                 Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                Err(source) => Err(Error::Io { path: dir.join(file), source }),
+                Err(cause) => Err(Error::Io { path: dir.join(file), cause }),
             },
             Self::Memory { files, .. } => {
                 Ok(files.iter().find(|(name, _)| *name == file).map(|&(_, bytes)| bytes.into()))
@@ -49,7 +49,7 @@ impl ModelFiles {
     /// [`Error::Io`] naming the path when there is none.
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>> {
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
-        self.read(file)?.ok_or_else(|| Error::Io { path: self.path(file), source: missing() })
+        self.read(file)?.ok_or_else(|| Error::Io { path: self.path(file), cause: missing() })
     }
 
     /// The model's weights, matrices kept as `dtype` asks.

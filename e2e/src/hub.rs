@@ -164,7 +164,7 @@ impl Hub {
             return Err(self.error(message.into()));
         }
         let refs = self.folder.join("refs");
-        let io = |source| Error::Io { path: refs.join("main"), source };
+        let io = |cause| Error::Io { path: refs.join("main"), cause };
         std::fs::create_dir_all(&refs).map_err(io)?;
         std::fs::write(refs.join("main"), commit).map_err(io)?;
         Ok(dir)

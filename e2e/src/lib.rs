@@ -37,10 +37,12 @@ pub mod model;
 pub mod pool;
 pub mod sampling;
 pub mod sizes;
+pub mod stdout;
 pub mod target;
 pub mod threads;
 pub mod tokenizer;
 pub mod tree;
+pub mod usage;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -85,7 +85,7 @@ impl Weights {
         if dir.join(SINGLE).exists() {
             weights.add(map_file(dir.join(SINGLE))?)?;
         } else if index.exists() {
-            let json = std::fs::read(&index).map_err(|source| Error::Io { path: index.clone(), source })?;
+            let json = std::fs::read(&index).map_err(|cause| Error::Io { path: index.clone(), cause })?;
             let map = weight_map(&index, &json)?;
             for name in map.values().collect::<BTreeSet<_>>() {
                 weights.add(map_file(dir.join(name))?)?;
@@ -278,7 +278,7 @@ fn weights_error(path: &Path, tensor: &str, message: String) -> Error {
 }
 
 fn map_file(path: PathBuf) -> Result<(PathBuf, Bytes)> {
-    let io = |source| Error::Io { path: path.clone(), source };
+    let io = |cause| Error::Io { path: path.clone(), cause };
     let file = std::fs::File::open(&path).map_err(io)?;
     if file.metadata().map_err(io)?.len() == 0 {
         return Ok((path, Bytes::Static(&[])));
@@ -290,7 +290,7 @@ fn map_file(path: PathBuf) -> Result<(PathBuf, Bytes)> {
 }
 
 fn safetensors_in(dir: &Path) -> Result<Vec<PathBuf>> {
-    let io = |source| Error::Io { path: dir.to_path_buf(), source };
+    let io = |cause| Error::Io { path: dir.to_path_buf(), cause };
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(io)? {
         let path = entry.map_err(io)?.path();

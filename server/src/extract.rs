@@ -73,7 +73,7 @@ fn field_error(path: String, error: &serde_json::Error) -> ApiError {
         return not_json(error);
     }
     let full = error.to_string();
-    let message = full.rsplit_once(" at line ").map_or(full.as_str(), |(message, _)| message);
+    let message = in_json_terms(full.rsplit_once(" at line ").map_or(full.as_str(), |(message, _)| message));
     let named = message.split('`').nth(1).unwrap_or_default();
     let parent = path.strip_suffix(named).map_or(path.as_str(), |parent| parent.trim_end_matches('.'));
     let (code, field) = if message.starts_with("unknown field") {
@@ -82,6 +82,8 @@ fn field_error(path: String, error: &serde_json::Error) -> ApiError {
         ("missing_field", join(&path, named))
     } else if message.starts_with("duplicate field") {
         ("duplicate_field", join(parent, named))
+    } else if message.starts_with("unknown variant") {
+        ("invalid_value", path)
     } else {
         ("invalid_type", if path == "." { String::new() } else { path })
     };
@@ -92,6 +94,17 @@ fn field_error(path: String, error: &serde_json::Error) -> ApiError {
         code: Some(code),
         param: Some(field.clone().into()),
         ..ApiError::invalid(format!("{field}: {message}"))
+    }
+}
+
+/// What was expected, as JSON calls it in place of the Rust type.
+fn in_json_terms(message: &str) -> String {
+    match message.rsplit_once("expected ") {
+        Some((before, "i64" | "i32" | "u64" | "u32" | "u16" | "u8" | "usize")) => {
+            format!("{before}expected an integer")
+        }
+        Some((before, "f64" | "f32")) => format!("{before}expected a number"),
+        _ => message.to_owned(),
     }
 }
 
@@ -132,6 +145,8 @@ mod tests {
         let field = |name: &str| Some(name.to_owned());
         assert_eq!(error(br#"{"count": "x"}"#), (field("count"), "invalid_type"));
         assert_eq!(error(br#"{"count": 1.5}"#), (field("count"), "invalid_type"));
+        let message = parse::<Outer>(br#"{"count": "x"}"#).unwrap_err().message;
+        assert!(message.ends_with("expected an integer"), "{message}");
         assert_eq!(error(br#"{"cuont": 1}"#), (field("cuont"), "unknown_field"));
         assert_eq!(error(br#"{"inner": {"mode": 3}}"#), (field("inner.mode"), "invalid_type"));
         assert_eq!(error(br#"{"inner": {"mode": "a", "x": 3}}"#), (field("inner.x"), "unknown_field"));

@@ -21,7 +21,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let args = match config::parse(std::env::args_os()) {
         Ok(args) => args,
-        Err(ParseError::Usage(usage)) => usage.exit(),
+        Err(ParseError::Usage(usage)) => canopy_e2e::usage::refuse(usage),
         Err(error) => return failed(&error.into()),
     };
     match start(args) {

@@ -112,7 +112,7 @@ impl Chain {
             let u = u.and_then(|u| error(&part.of(&u), &self.truth.u));
             let shown =
                 |error: Option<f64>| error.map_or("not finite".into(), |error| format!("{error:.2e}"));
-            println!("{keys:>12} {nodes:>6} {:24} {:>12} {:>12}", variant.name(), shown(o), shown(u));
+            canopy_e2e::say!("{keys:>12} {nodes:>6} {:24} {:>12} {:>12}", variant.name(), shown(o), shown(u));
             lines.write(
                 json!({"schema": 1, "case": "tree_gdn.accuracy", "variant": variant.name(), "shape": "chain",
                 "keys": keys, "nodes": nodes, "depth": nodes - 1, "relative_o": o, "relative_u": u}),
@@ -129,7 +129,7 @@ impl Chain {
 pub fn run(args: &AccuracyArgs) -> Result<()> {
     let stream = timer::stream().context("a CUDA device")?;
     let mut lines = Lines::open(args.json.as_deref())?;
-    println!("{:>12} {:>6} {:24} {:>12} {:>12}", "keys", "nodes", "variant", "o", "u");
+    canopy_e2e::say!("{:>12} {:>6} {:24} {:>12} {:>12}", "keys", "nodes", "variant", "o", "u");
     let (part, sizes) = (Part::new()?, [Keys::Random, Keys::NearlyEqual]);
     let chains: Vec<_> = std::thread::scope(|scope| {
         let of = |keys: Keys| args.nodes.iter().map(move |&nodes| (nodes, keys));

@@ -133,9 +133,15 @@ fn cell(stream: &Arc<CudaStream>, tree: &DraftTree, batch: usize, pace: Pace) ->
 pub fn run(args: &CrossoverArgs) -> Result<()> {
     let stream = timer::stream().context("a CUDA device")?;
     let mut lines = Lines::open(args.json.as_deref())?;
-    println!(
+    canopy_e2e::say!(
         "{:>6} {:>6} {:>6} {:>6} {:>12} {:>12} {:>12}",
-        "batch", "depth", "width", "nodes", "serial us", "tier A us", "tier B us"
+        "batch",
+        "depth",
+        "width",
+        "nodes",
+        "serial us",
+        "tier A us",
+        "tier B us"
     );
     for &batch in &args.batch {
         for &depth in &args.depths {
@@ -145,7 +151,10 @@ pub fn run(args: &CrossoverArgs) -> Result<()> {
                 row["width"] = width.into();
                 let us = |name: &str| row[name].as_f64().map_or("-".into(), |us| format!("{us:.2}"));
                 let [serial, a, b] = ["us_serial", "us_solve", "us_solve_b"].map(us);
-                println!("{batch:>6} {depth:>6} {width:>6} {:>6} {serial:>12} {a:>12} {b:>12}", tree.len());
+                canopy_e2e::say!(
+                    "{batch:>6} {depth:>6} {width:>6} {:>6} {serial:>12} {a:>12} {b:>12}",
+                    tree.len()
+                );
                 lines.write(row)?;
             }
         }

@@ -197,9 +197,14 @@ pub fn run(args: &DriftArgs) -> Result<()> {
         ways.push(Way { name, pool: stream.clone_htod(&start)?, differing: 0 });
     }
     let (mut nodes, mut committed, mut last) = (0, 0, json!({}));
-    println!(
+    canopy_e2e::say!(
         "{:>6} {:>8} {:>12} {:>12} {:>12} {:>12}",
-        "round", "tokens", "serial", "tier A", "tier B", "blocked"
+        "round",
+        "tokens",
+        "serial",
+        "tier A",
+        "tier B",
+        "blocked"
     );
     for at in 0..args.rounds {
         let round = Round::new(dims, args.nodes, at as u64 + 1)?;
@@ -225,7 +230,10 @@ pub fn run(args: &DriftArgs) -> Result<()> {
         if (at + 1) % 10 == 0 || at == 0 {
             let [serial, a, b, blocked] =
                 NAMES.map(|name| row[format!("relative_{name}")].as_f64().unwrap_or(f64::NAN));
-            println!("{:>6} {committed:>8} {serial:>12.2e} {a:>12.2e} {b:>12.2e} {blocked:>12.2e}", at + 1);
+            canopy_e2e::say!(
+                "{:>6} {committed:>8} {serial:>12.2e} {a:>12.2e} {b:>12.2e} {blocked:>12.2e}",
+                at + 1
+            );
         }
         ensure!(
             row["relative_a"].as_f64().is_some_and(|error| error <= 1e-3),
@@ -236,7 +244,7 @@ pub fn run(args: &DriftArgs) -> Result<()> {
         last = row;
     }
     let differing = |name| ways.iter().find(|way| way.name == name).map_or(0, |way| way.differing);
-    println!(
+    canopy_e2e::say!(
         "argmax of {TOKENS} products over {nodes} nodes differs from serial: tier A {}, tier B {}, blocked {}",
         differing("a"),
         differing("b"),

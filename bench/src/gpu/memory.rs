@@ -61,14 +61,21 @@ fn measured(stream: &Arc<CudaStream>, buffers: &[usize], layers: usize) -> Resul
 pub fn run(args: &MemoryArgs) -> Result<()> {
     let stream = timer::stream().context("a CUDA device")?;
     let (dims, mut lines) = (gdn::dims()?, Lines::open(args.json.as_deref())?);
-    println!("{:>10} {:>6} {:>14} {:>14} {:>16}", "way", "batch", "needed bytes", "one layer", "all layers");
+    canopy_e2e::say!(
+        "{:>10} {:>6} {:>14} {:>14} {:>16}",
+        "way",
+        "batch",
+        "needed bytes",
+        "one layer",
+        "all layers"
+    );
     for &batch in &args.batch {
         let rows = batch * args.nodes;
         let tape = vec![4 * rows * dims.v_heads * dims.dv, 4 * rows * dims.v_heads];
         for (way, buffers) in [("tape", tape), ("snapshots", vec![4 * rows * dims.state_len()])] {
             let (needed, one) = (buffers.iter().sum::<usize>(), measured(&stream, &buffers, 1)?);
             let all = measured(&stream, &buffers, args.layers)?;
-            println!("{way:>10} {batch:>6} {needed:>14} {one:>14} {all:>16}");
+            canopy_e2e::say!("{way:>10} {batch:>6} {needed:>14} {one:>14} {all:>16}");
             lines.write(json!({"schema": 1, "case": "tree_gdn.scratch", "variant": way, "batch": batch, "nodes": args.nodes,
                 "needed_bytes": needed, "bytes": one, "megabytes": one as f64 / 1e6, "layers": args.layers, "bytes_all_layers": all}))?;
         }

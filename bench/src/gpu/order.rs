@@ -155,7 +155,7 @@ fn rows(
                 row["max_abs_u"] = u_apart.max_abs.into();
                 row["relative_u"] = u_apart.relative.into();
             }
-            println!(
+            canopy_e2e::say!(
                 "{:22} {shape:>7} {batch:>6} {:>6} {name:32} {:>9.2} {:>6} {:>9.2} {:>10.2e}",
                 variant.name(),
                 tree.len(),
@@ -177,9 +177,17 @@ fn rows(
 pub fn run(args: &OrderArgs) -> Result<()> {
     let stream = timer::stream().context("a CUDA device")?;
     let mut lines = Lines::open(args.json.as_deref())?;
-    println!(
+    canopy_e2e::say!(
         "{:22} {:>7} {:>6} {:>6} {:32} {:>9} {:>6} {:>9} {:>10}",
-        "variant", "shape", "batch", "nodes", "order", "cold us", "rows", "ulps", "relative"
+        "variant",
+        "shape",
+        "batch",
+        "nodes",
+        "order",
+        "cold us",
+        "rows",
+        "ulps",
+        "relative"
     );
     for &batch in &args.batch {
         for &nodes in &args.nodes {

@@ -76,7 +76,7 @@ fn shape_rows(
             Ok(found) => parity.push(found),
             // a series outside the bound is no failure of the sweep, and is not timed
             Err(error) if matches!(variant, Variant::Series(_)) => {
-                println!("not timed: {error}");
+                canopy_e2e::say!("not timed: {error}");
                 continue;
             }
             Err(error) => return Err(error),
@@ -131,9 +131,15 @@ fn shape_rows(
 pub fn run(args: &SweepArgs) -> Result<()> {
     let stream = timer::stream().context("a CUDA device")?;
     let mut lines = Lines::open(args.json.as_deref())?;
-    println!(
+    canopy_e2e::say!(
         "{:24} {:>7} {:>6} {:>6} {:>6} {:>10} {:>10}",
-        "variant", "shape", "batch", "nodes", "depth", "cold us", "warm us"
+        "variant",
+        "shape",
+        "batch",
+        "nodes",
+        "depth",
+        "cold us",
+        "warm us"
     );
     let mut done = HashSet::new();
     for &batch in &args.batch {
@@ -147,7 +153,7 @@ pub fn run(args: &SweepArgs) -> Result<()> {
                 let pace = timer::Pace::within(args.repeats, args.most_ms);
                 let around = rows::rows(&stream, (shape, &tree), batch, |name| args.wants(name), pace)?;
                 for row in shape_rows(&stream, args, shape, &tree, batch)?.into_iter().chain(around) {
-                    println!(
+                    canopy_e2e::say!(
                         "{:24} {shape:>7} {batch:>6} {:>6} {:>6} {:>10.2} {:>10.2}",
                         row["variant"].as_str().unwrap_or_default(),
                         tree.len(),

@@ -113,6 +113,12 @@ pub enum DeviceArg {
     Cuda,
 }
 
+/// The names of the solvers.
+fn solvers() -> String {
+    let solvers = Variant::ALL.iter().filter(|(_, variant)| matches!(variant, Variant::Solve(_)));
+    solvers.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
 impl OpArgs {
     /// What `--variant` and `--solve` mean together; the build's default when neither is given.
     fn variant(&self) -> Result<Variant> {
@@ -123,10 +129,15 @@ impl OpArgs {
             (None, None) if self.device == DeviceArg::Cuda => Ok(Variant::Solve(Solve::Forward)),
             (None, None) => Ok(Variant::from_env()?),
             (Some("solve"), None) => Ok(Variant::Solve(Solve::Forward)),
-            (Some(variant), None) => variant.parse().context("tree_gdn: --variant"),
-            (None | Some("solve"), Some(solve)) => match solve.parse().context("tree_gdn: --solve")? {
-                Variant::Walk => bail!("tree_gdn: --solve, expected: a solver, got: walk"),
-                variant => Ok(variant),
+            (Some(variant), None) => match variant.parse() {
+                Ok(variant) => Ok(variant),
+                Err(_) => {
+                    bail!("tree_gdn: --variant, expected: walk, solve or {}, got: {variant}", solvers())
+                }
+            },
+            (None | Some("solve"), Some(solve)) => match solve.parse() {
+                Ok(variant @ Variant::Solve(_)) => Ok(variant),
+                _ => bail!("tree_gdn: --solve, expected: {}, got: {solve}", solvers()),
             },
             (Some(variant), Some(_)) => {
                 bail!("tree_gdn: --solve, expected: --variant solve, got: --variant {variant}")

@@ -357,9 +357,9 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
     );
     let text = error(OpArgs { solve: Some("fastest".into()), ..gdn.args() });
     assert!(
-        text.starts_with("tree_gdn: --solve: ")
+        text.starts_with("tree_gdn: --solve, expected: ")
             && text.contains("blocked32")
-            && text.ends_with("\"fastest\""),
+            && text.ends_with(", got: fastest"),
         "{text}"
     );
     let text = error(OpArgs { input: files.dir.path().join("absent.safetensors"), ..files.args() });

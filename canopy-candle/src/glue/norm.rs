@@ -61,6 +61,16 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32, kind: NormKind) -> Result
 
 /// [`rms_norm`] in another dtype, as [`swiglu_to`](super::swiglu_to).
 ///
+/// ```
+/// use canopy_candle::{NormKind, rms_norm_to};
+/// use candle_core::{DType, Device, Tensor};
+/// let x = Tensor::new(&[[3f32, 3.]], &Device::Cpu)?;
+/// let w = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
+/// let y = rms_norm_to(&x, &w, 0., NormKind::Plain, DType::BF16)?;
+/// assert_eq!(y.to_dtype(DType::F32)?.to_vec2::<f32>()?, [[1., 2.]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// Those of [`rms_norm`], and a dtype that is not a float.
 pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, kind: NormKind, dtype: DType) -> Result<Tensor> {
@@ -165,6 +175,17 @@ pub fn add_rms_norm(
 }
 
 /// [`add_rms_norm`] with the norm in `dtype`, as [`swiglu_to`](super::swiglu_to); the sum stays in x's dtype.
+///
+/// ```
+/// use canopy_candle::{NormKind, add_rms_norm_to};
+/// use candle_core::{DType, Device, Tensor};
+/// let x = Tensor::new(&[[1f32, 1.]], &Device::Cpu)?;
+/// let w = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
+/// let (sum, y) = add_rms_norm_to(&x, &x, &w, 0., NormKind::Plain, DType::BF16)?;
+/// assert_eq!(sum.to_vec2::<f32>()?, [[2., 2.]]);
+/// assert_eq!(y.to_dtype(DType::F32)?.to_vec2::<f32>()?, [[1., 2.]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// Those of [`add_rms_norm`], and a dtype that is not a float.
@@ -327,6 +348,16 @@ pub fn gated_rms_norm(o: &Tensor, z: &Tensor, weight: &Tensor, eps: f32) -> Resu
 }
 
 /// [`gated_rms_norm`] in another dtype, as [`swiglu_to`](super::swiglu_to).
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// let o = Tensor::new(&[[[2f32, 2.]]], &Device::Cpu)?;
+/// let z = Tensor::new(&[[0f32, 1.]], &Device::Cpu)?;
+/// let w = Tensor::new(&[1f32, 1.], &Device::Cpu)?;
+/// let y = canopy_candle::gated_rms_norm_to(&o, &z, &w, 0., DType::BF16)?; // silu(1) = 0.7311 in eight bits
+/// assert_eq!(y.to_dtype(DType::F32)?.to_vec2::<f32>()?, [[0., 0.73046875]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// Those of [`gated_rms_norm`], and a dtype that is not a float.

@@ -38,6 +38,14 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 /// [`swiglu`] in another dtype: f32, or bf16 as products take it that round their rows ([`PackedLinear::rows_dtype`](crate::PackedLinear::rows_dtype)).
 ///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// let one = Tensor::new(&[[1f32]], &Device::Cpu)?;
+/// let y = canopy_candle::swiglu_to(&one, &one, DType::BF16)?; // silu(1) = 0.7311 in eight bits
+/// assert_eq!(y.to_dtype(DType::F32)?.to_vec2::<f32>()?, [[0.73046875]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
 /// # Errors
 /// Those of [`swiglu`], and a dtype that is not a float.
 pub fn swiglu_to(gate: &Tensor, up: &Tensor, dtype: DType) -> Result<Tensor> {

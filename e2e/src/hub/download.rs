@@ -23,7 +23,7 @@ const WAITS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1)
 pub(super) fn files(hub: &Hub, commit: &str, dir: &Path, wanted: &[Wanted]) -> Result<()> {
     let partial = hub.folder.join("partial");
     for path in [dir, &partial] {
-        std::fs::create_dir_all(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        std::fs::create_dir_all(path).map_err(|cause| Error::Io { path: path.into(), cause })?;
     }
     let missing = wanted.iter().filter(|(name, _)| !dir.join(name).is_file());
     let (queue, failed) = (Mutex::new(missing), AtomicBool::new(false));
@@ -34,7 +34,7 @@ pub(super) fn files(hub: &Hub, commit: &str, dir: &Path, wanted: &[Wanted]) -> R
         tracing::info!(repo = hub.name, file = name, bytes = size, "downloading");
         if file(hub, commit, (name, *size), &part, &bar, &failed)? {
             bar.finish();
-            std::fs::rename(&part, dir.join(name)).map_err(|source| Error::Io { path: part, source })?;
+            std::fs::rename(&part, dir.join(name)).map_err(|cause| Error::Io { path: part, cause })?;
         }
         Ok(())
     };
@@ -62,7 +62,7 @@ fn file(
     bar: &ProgressBar,
     failed: &AtomicBool,
 ) -> Result<bool> {
-    let io = |source| Error::Io { path: part.into(), source };
+    let io = |cause| Error::Io { path: part.into(), cause };
     let mut out = OpenOptions::new().create(true).append(true).open(part).map_err(io)?;
     lock(hub, &out, name)?;
     let mut have = out.metadata().map_err(io)?.len();

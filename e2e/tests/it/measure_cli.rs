@@ -173,3 +173,38 @@ fn sizes_come_from_the_configurations_alone() {
     );
     assert!(output.contains("16 slots of  32768"), "{output}");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_reader_that_has_gone_or_a_full_disk_ends_a_command_without_a_panic() {
+    let run = |out: std::process::Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_canopy"));
+        let done = command.args(["sizes", "--slots", "1"]).stdout(out).output().unwrap();
+        (done.status.code(), String::from_utf8(done.stderr).unwrap())
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(run(writer.into()), (Some(141), String::new()));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let (code, message) = run(full.into());
+    assert!(code == Some(1) && message.starts_with("error: standard output: No space left"), "{message}");
+}
+
+#[test]
+fn flags_that_would_not_be_looked_at_are_refused() {
+    for args in [
+        &["bench", "--batch", "2"][..],
+        &["bench", "--no-stages"],
+        &["bench", "--rounds", "3"],
+        &["bench", "--prompt-tokens", "8", "--limit", "2"],
+        &["bench", "--prompt-tokens", "8", "--max-tokens", "2"],
+    ] {
+        let message = fails(args);
+        assert!(message.contains("--prompt-tokens"), "{args:?}: {message}");
+    }
+    let message = fails(&["rounds", "--context-tokens", "5000"]);
+    assert!(message.contains("--context-tokens: expected at most"), "{message}");
+    let message = fails(&["rounds", "--nodes", "300"]);
+    assert!(message.contains("--nodes: expected 1 to 256, got 300"), "{message}");
+    assert!(fails(&["bench", "--limit", "0"]).contains("expected a whole number from 1"));
+}

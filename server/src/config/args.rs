@@ -26,8 +26,8 @@ pub struct Args {
     #[arg(long, env = "CANOPY_CONFIG", value_name = "FILE")]
     #[schema(value_type = Option<String>)]
     pub config: Option<PathBuf>,
-    /// Address to listen on.
-    #[arg(long, env = "CANOPY_HOST", default_value = "127.0.0.1")]
+    /// IP address to listen on, or `localhost`.
+    #[arg(long, env = "CANOPY_HOST", default_value = "127.0.0.1", value_parser = host)]
     #[schema(value_type = String)]
     pub host: IpAddr,
     /// Port to listen on; 0 takes a free one.
@@ -164,4 +164,12 @@ pub enum LogFormat {
     Text,
     /// One JSON object per event.
     Json,
+}
+
+/// An address, or `localhost`; other names would need a resolver before the first log line.
+fn host(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
+        _ => text.parse().map_err(|_| "expected an IP address or localhost".to_owned()),
+    }
 }

@@ -54,7 +54,9 @@ pub(super) fn unsupported(
 
 /// 400: the field is not known.
 pub(super) fn unknown(name: impl Into<String>, expected: impl AsRef<str>) -> ApiError {
-    ApiError { code: Some("unknown_field"), ..ApiError::field(name.into(), expected, "another field") }
+    let name = name.into();
+    let got = format!("the field {name}");
+    ApiError { code: Some("unknown_field"), ..ApiError::field(name, expected, got) }
 }
 
 /// Refuses a field of an object that is none of these; what is no object has none.

@@ -14,18 +14,19 @@ pub(super) fn speculation(shared: &Shared, limits: &Limits<'_>) -> Result<Specul
     let mode = asked.and_then(|speculation| speculation.mode);
     let budget = asked.and_then(|speculation| speculation.budget);
     let budget = ranged("speculation.budget", budget, 0, MAX_BUDGET as i64)?.map(|budget| budget as usize);
-    if shared.draft == Some(false) && mode.is_some_and(|mode| mode != ModeBody::Ar) {
-        return Err(ApiError::field("speculation.mode", "ar with draft: false", "another mode"));
+    let named = mode.map(|mode| match mode {
+        ModeBody::Auto => Mode::Auto,
+        ModeBody::Ar => Mode::Ar,
+        ModeBody::Chain => Mode::Chain,
+        ModeBody::Tree => Mode::Tree,
+    });
+    let plain = shared.draft == Some(false);
+    if let Some(mode) = named.filter(|mode| plain && *mode != Mode::Ar) {
+        return Err(ApiError::field("speculation.mode", "ar with draft: false", mode.name()));
     }
-    let mode = match mode {
-        _ if shared.draft == Some(false) => Mode::Ar,
-        None | Some(ModeBody::Auto) => Mode::Auto,
-        Some(ModeBody::Ar) => Mode::Ar,
-        Some(ModeBody::Chain) => Mode::Chain,
-        Some(ModeBody::Tree) => Mode::Tree,
-    };
+    let mode = named.unwrap_or(if plain { Mode::Ar } else { Mode::Auto });
     if !limits.has_drafter && matches!(mode, Mode::Chain | Mode::Tree) {
-        return Err(ApiError::field("speculation.mode", "ar or auto: no drafter is loaded", "another mode"));
+        return Err(ApiError::field("speculation.mode", "ar or auto: no drafter is loaded", mode.name()));
     }
     Ok(Speculation { mode, budget })
 }

@@ -3,6 +3,8 @@
 mod metrics;
 mod process;
 
+use std::io::IsTerminal as _;
+
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
@@ -20,6 +22,7 @@ pub fn start_logging(filter: &str, format: LogFormat) -> Result<(), LogError> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false);
     let started = match format {
         LogFormat::Text => builder.with_target(false).try_init(),

@@ -44,7 +44,7 @@ Examples:
   canopy bench --kinds fixed --limit 19 --repeats 5
   canopy bench --modes ar,tree --budget 31 --temperature 1 --json run.jsonl
   canopy bench --model ./Qwen3.5-9B --drafter ./Qwen3.5-9B-DFlash --prompts my-prompts.json
-  canopy bench --prompt-tokens 64,256 --batch 1,2,4 --max-tokens 64
+  canopy bench --prompt-tokens 64,256 --batch 1,2,4 --rounds 64
   canopy bench --model e2e/models/qwen3.5-9b --drafter e2e/models/qwen3.5-9b/drafter --random-weights 1 --device cuda \\
       --prompt-tokens 128,2048 --batch 1,2,4,8,16 --synthetic-acceptance 6.5 --json matrix.jsonl";
 
@@ -63,16 +63,16 @@ pub struct Args {
     #[command(flatten)]
     pub matrix: MatrixArgs,
     /// A JSON file of prompts instead of the embedded ones
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, conflicts_with = "prompt_tokens", value_name = "FILE")]
     prompts: Option<PathBuf>,
     /// Kinds of prompts
-    #[arg(long, value_delimiter = ',', default_value = "fixed,code,chat")]
+    #[arg(long, value_delimiter = ',', default_value = "fixed,code,chat", conflicts_with = "prompt_tokens")]
     kinds: Vec<String>,
     /// Most prompts of a kind
-    #[arg(long, default_value = "16", value_name = "PROMPTS")]
+    #[arg(long, default_value = "16", conflicts_with = "prompt_tokens", value_name = "PROMPTS")]
     limit: NonZeroUsize,
     /// Most tokens per prompt
-    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 128, conflicts_with = "prompt_tokens", value_name = "TOKENS")]
     pub max_tokens: usize,
     /// Runs of each prompt in each mode
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
@@ -137,6 +137,14 @@ pub fn run(args: Args) -> Result<()> {
     args.engine.pool()?.install(|| bench(&args))
 }
 
+/// The kinds of `prompts`, each once.
+fn known(prompts: &[Prompt]) -> String {
+    let mut kinds: Vec<&str> = prompts.iter().map(|prompt| prompt.kind.as_str()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds.join(", ")
+}
+
 fn bench(args: &Args) -> Result<()> {
     if !args.matrix.prompt_tokens.is_empty() {
         return matrix::run(args);
@@ -153,7 +161,7 @@ fn bench(args: &Args) -> Result<()> {
     for kind in &args.kinds {
         let texts: Vec<&str> = prompts.iter().filter(|p| &p.kind == kind).map(|p| p.text.as_str()).collect();
         let texts = &texts[..texts.len().min(args.limit.get())];
-        ensure!(!texts.is_empty(), "--kinds: expected kinds of the prompts, got {kind}");
+        ensure!(!texts.is_empty(), "--kinds: expected some of {}, got {kind}", known(&prompts));
         rows.extend(measure(args, &mut ready, kind, texts)?);
     }
     print_table(&rows);
@@ -273,7 +281,7 @@ fn hash(runs: &[Runs]) -> u64 {
 }
 
 fn print_table(rows: &[Row]) {
-    println!(
+    canopy_e2e::say!(
         "{:<9} {:<6} {:>9} {:>6} {:>7} {:>6} {:>5} {:>5} {:>9} | ms per token {:>6} {:>6} {:>6} {:>6} {:>6} | text",
         "prompts",
         "mode",
@@ -292,7 +300,7 @@ fn print_table(rows: &[Row]) {
     );
     for row in rows {
         let ms = 1e3 / row.tokens.max(1.0);
-        println!(
+        canopy_e2e::say!(
             "{:<9} {:<6} {:>9.1} {:>6} {:>7.2} {:>6.1} {:>5.0} {:>5.0} {:>9.1} | {:>19.3} {:>6.3} {:>6.3} {:>6.3} {:>6.3} | {}",
             format!("{} {}", row.kind, row.prompts),
             row.mode.name(),

@@ -193,7 +193,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let cases = cases(&lines)?;
     ensure!(!cases.is_empty(), "FILE: expected lines of case e2e.matrix, got none");
-    print!("{}", table(&cases));
+    canopy_e2e::say!("{}", table(&cases).trim_end());
     if let Some(out) = &args.out {
         let svg = document("Tokens per second by mode and number of streams", &panels(&cases));
         std::fs::write(out, svg).with_context(|| out.display().to_string())?;

@@ -87,7 +87,7 @@ fn drift(args: &Args) -> Result<()> {
     }
     let trees = through_trees(&mut target, &prompt, &text, args.nodes.into())?;
     let rows = compare(&plain, &target.state_tensors(SLOT)?)?;
-    println!(
+    canopy_e2e::say!(
         "{} tokens after {} of prompt in {} rounds of {} nodes: {:.2} a round, {} of the target's picks were others",
         args.tokens,
         prompt.len(),
@@ -97,7 +97,7 @@ fn drift(args: &Args) -> Result<()> {
         trees.others
     );
     for (kind, distance) in &rows {
-        println!("{kind:<10} {distance:.3e}");
+        canopy_e2e::say!("{kind:<10} {distance:.3e}");
     }
     if let Some(path) = &args.json {
         append(path, args, &trees, &rows).with_context(|| path.display().to_string())?;

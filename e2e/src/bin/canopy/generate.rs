@@ -174,7 +174,7 @@ fn print_json(args: &Args, ready: &mut Ready, request: GenerateRequest) -> Resul
     if args.rounds {
         object["rounds"] = got.rounds.iter().map(round_json).collect();
     }
-    println!("{object}");
+    canopy_e2e::say!("{object}");
     Ok(())
 }
 

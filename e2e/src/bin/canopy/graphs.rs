@@ -82,15 +82,18 @@ fn compare(args: &Args) -> Result<()> {
     let (recorded, times) = pair.play(args, true)?;
     let counts = pair.counts();
     for ((kind, _), (plain, recorded)) in KINDS.iter().zip(plain_times.iter().zip(&times)) {
-        println!(
+        canopy_e2e::say!(
             "{kind:18} {:8.3} ms (host {:.3})  graphs {:8.3} ms (host {:.3})",
-            plain.0, plain.1, recorded.0, recorded.1
+            plain.0,
+            plain.1,
+            recorded.0,
+            recorded.1
         );
     }
     report_passes(counts);
     let differ: Vec<_> = plain.iter().zip(&recorded).filter(|(a, b)| a != b).collect();
     for (a, _) in differ.iter().take(20) {
-        println!("differs: {}", a.0);
+        canopy_e2e::say!("differs: {}", a.0);
     }
     ensure!(plain.len() == recorded.len(), "{} tensors against {}", plain.len(), recorded.len());
     ensure!(
@@ -99,7 +102,7 @@ fn compare(args: &Args) -> Result<()> {
         differ.len(),
         plain.len()
     );
-    println!("{} tensors equal bit by bit", plain.len());
+    canopy_e2e::say!("{} tensors equal bit by bit", plain.len());
     ensure!(args.engine.device == "cpu" || counts.replayed > 0, "no pass ran as a graph");
     Ok(())
 }

@@ -147,7 +147,9 @@ fn compute(args: Args) -> Result<()> {
         ..LoadOptions::default()
     };
     let files = loader::resolve(&options.target, options.offline)?;
-    let mut target = loader::load_target(&files, &options)?;
+    let loaded = loader::load_target(&files, &options);
+    let mut target =
+        loaded.with_context(|| format!("--ids and the trees: {} tokens in all", args.ids.len() + nodes))?;
 
     let mut tensors = HashMap::new();
     if !args.ids.is_empty() {
@@ -162,10 +164,17 @@ fn compute(args: Args) -> Result<()> {
             Some(_) => format!("round{index}.tree_logits"),
             None => "tree_logits".into(),
         };
-        let tree = DraftTree::new(round.parents).with_context(|| format!("round {index}"))?;
-        tensors.insert(name, verify(&mut target, round.tokens, tree)?);
+        let of_round = |flag: &str| match args.rounds {
+            Some(_) => format!("round {index}"),
+            None => flag.into(),
+        };
+        let tree = DraftTree::new(round.parents).with_context(|| of_round("--tree-parents"))?;
+        tensors.insert(
+            name,
+            verify(&mut target, round.tokens, tree).with_context(|| of_round("--tree-tokens"))?,
+        );
         if !round.path.is_empty() {
-            target.commit(&[round.path]).with_context(|| format!("round {index}"))?;
+            target.commit(&[round.path]).with_context(|| of_round("--path"))?;
             committed = true;
         }
     }

@@ -63,13 +63,17 @@ fn main() -> ExitCode {
     let numbers = |arg: clap::Arg| {
         if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg }
     };
-    let matches = Cli::command().mut_subcommands(|command| command.mut_args(numbers)).get_matches();
-    let done = match Cli::from_arg_matches(&matches) {
-        Err(error) => error.exit(),
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(numbers));
+    let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let done = match parsed {
+        Err(error) => canopy_e2e::usage::refuse(error),
         Ok(cli) => run(cli.command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if canopy_e2e::stdout::is_reader_gone(error.as_ref()) => {
+            ExitCode::from(canopy_e2e::stdout::READER_GONE)
+        }
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -147,14 +147,14 @@ fn one(args: &Args, target: &mut Qwen35, device: &Device, case: Case, context: u
     let median = |times: &[f64]| times[times.len() / 2];
     let sum: f64 = kernels.iter().map(|kernel| kernel.us).sum();
     let launches: usize = kernels.iter().map(|kernel| kernel.launches).sum();
-    println!(
+    canopy_e2e::say!(
         "{what} of {rows} rows after {context} tokens: {:.3} ms, {:.3} kernel by kernel; {launches} launches, {:.3} ms one after another",
         median(&graphs),
         median(&eager),
         1e-3 * sum
     );
     for KernelTime { symbol, launches, us } in &kernels {
-        println!("  {us:10.1} us {:5.1} % {launches:5} x {symbol}", 1e2 * us / sum);
+        canopy_e2e::say!("  {us:10.1} us {:5.1} % {launches:5} x {symbol}", 1e2 * us / sum);
     }
     let Some(path) = &args.json else { return Ok(()) };
     let (commit, dirty) = record::commit();

@@ -75,8 +75,15 @@ fn rounds(args: &Args) -> Result<()> {
     let clock = Instant::now();
     let mut target = load_target(&resolve(&options.target, options.offline)?, &options)?;
     eprintln!("loaded in {:.1} s", clock.elapsed().as_secs_f64());
+    let most = args.nodes.iter().map(|nodes| nodes.get()).max().unwrap_or(1);
+    ensure!(most <= DraftTree::MAX_NODES, "--nodes: expected 1 to {}, got {most}", DraftTree::MAX_NODES);
     let mut rows: Vec<Row> = Vec::new();
     for &context in &args.context_tokens {
+        let room = target.context_len().saturating_sub(most);
+        ensure!(
+            context <= room,
+            "--context-tokens: expected at most {room} beside trees of {most} nodes, got {context}"
+        );
         for &streams in &args.streams {
             prefill(&mut target, streams.get(), context)?;
             for &nodes in &args.nodes {
@@ -86,7 +93,7 @@ fn rounds(args: &Args) -> Result<()> {
                     base.nodes == 1 && (base.streams, base.context) == (row.streams, row.context)
                 });
                 let ratio = base.map(|base| row.quantile(0.5) / base.quantile(0.5));
-                println!("{}", row.line(ratio));
+                canopy_e2e::say!("{}", row.line(ratio));
                 if let Some(path) = &args.json {
                     let line = row.json(args, ratio);
                     let appended = record::open(path).and_then(|mut file| writeln!(file, "{line}"));

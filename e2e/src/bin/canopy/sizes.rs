@@ -60,28 +60,28 @@ pub fn run(args: Args) -> Result<()> {
     let sizes = Sizes::new(&target, drafter.as_ref(), 2).kept(args.dtype.into(), args.drafter_dtype.into());
     let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
-    println!(
+    canopy_e2e::say!(
         "weights             {:10.3} GiB ({} parameters)",
         gib(sizes.target_weights()),
         sizes.target.count()
     );
-    println!(
+    canopy_e2e::say!(
         "drafter             {:10.3} GiB ({} parameters)",
         gib(sizes.drafter_weights()),
         sizes.drafter.count()
     );
-    println!("states of a slot    {:10.2} MiB", mib(sizes.state));
-    println!(
+    canopy_e2e::say!("states of a slot    {:10.2} MiB", mib(sizes.state));
+    canopy_e2e::say!(
         "1,000 tokens        {:10.2} MiB (target {:.2}, drafter {:.2})",
         mib(1000 * sizes.token()),
         mib(1000 * sizes.target_token),
         mib(1000 * sizes.drafter_token)
     );
-    println!("logits of 64 rows   {:10.2} MiB", mib(64 * sizes.logits_row));
+    canopy_e2e::say!("logits of 64 rows   {:10.2} MiB", mib(64 * sizes.logits_row));
     for context in args.contexts {
-        println!("a slot of {context:6} tokens {:7.1} MiB", mib(sizes.slot(context)));
+        canopy_e2e::say!("a slot of {context:6} tokens {:7.1} MiB", mib(sizes.slot(context)));
         for &slots in &args.slots {
-            println!(
+            canopy_e2e::say!(
                 "{slots:3} slots of {context:6}   {:10.3} GiB with the weights",
                 gib(sizes.weights() + slots * sizes.slot(context))
             );

@@ -94,13 +94,13 @@ fn soak(args: &Args) -> Result<()> {
         }
         done += count;
         memory.push((done, used(args)?));
-        println!("{done:6} requests {:10.1} MiB", used(args)? as f64 / MIB);
+        canopy_e2e::say!("{done:6} requests {:10.1} MiB", used(args)? as f64 / MIB);
     }
     let stats = ready.engine.stats();
     ensure!(stats.free_slots == stats.slots, "{} of {} slots are free", stats.free_slots, stats.slots);
     let quarter = memory.iter().find(|(done, _)| 4 * done >= requests).map_or(0, |entry| entry.1);
     let grown = used(args)?.saturating_sub(quarter);
-    println!(
+    canopy_e2e::say!(
         "{tokens} tokens in {:.1} s; grown by {:.1} MiB after the first quarter",
         clock.elapsed().as_secs_f64(),
         grown as f64 / MIB

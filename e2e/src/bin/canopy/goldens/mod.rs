@@ -81,7 +81,7 @@ fn goldens(args: &Args) -> Result<()> {
                 format!("FAILED: {error:#}")
             }
         };
-        println!("{name:<28} {line}");
+        canopy_e2e::say!("{name:<28} {line}");
         if let Some(path) = &args.json {
             let line = json(args, name, found.as_ref().ok(), &line, bound);
             let written = record::open(path).and_then(|mut file| writeln!(file, "{line}"));

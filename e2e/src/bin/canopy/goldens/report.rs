@@ -35,7 +35,7 @@ impl Report {
             rows => format!("; {} of {rows} best tokens differ, widest tie {:.4}", self.others, self.widest),
         };
         format!(
-            "max {:.2e}, relative {:.2e}, bound {bound:.0e}: {verdict}{rows}",
+            "max {:.2e}, relative {:.2e} of at most {bound:.0e}: {verdict}{rows}",
             self.largest, self.relative
         )
     }

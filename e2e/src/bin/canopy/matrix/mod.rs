@@ -34,16 +34,22 @@ pub struct MatrixArgs {
     #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
     pub prompt_tokens: Vec<NonZeroUsize>,
     /// With --prompt-tokens: streams that decode at once
-    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "STREAMS")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1",
+        requires = "prompt_tokens",
+        value_name = "STREAMS"
+    )]
     pub batch: Vec<NonZeroUsize>,
-    /// With --prompt-tokens: rounds of every run; --max-tokens is not looked at
-    #[arg(long, default_value = "64", value_name = "N")]
+    /// With --prompt-tokens: rounds of every run
+    #[arg(long, default_value = "64", requires = "prompt_tokens", value_name = "N")]
     pub rounds: NonZeroUsize,
     /// With --prompt-tokens: prompt tokens of a round; when left out 128 on the CPU and 2,048 on CUDA
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, requires = "prompt_tokens", value_name = "TOKENS")]
     pub prefill_chunk: Option<usize>,
     /// With --prompt-tokens: no run for stage times
-    #[arg(long)]
+    #[arg(long, requires = "prompt_tokens")]
     pub no_stages: bool,
     #[command(flatten)]
     pub synthetic: SyntheticArgs,
@@ -98,7 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
     let after = used(args)?;
     let (sizes, mib) = (ready.sizes, |bytes: usize| bytes as f64 / f64::from(1 << 20));
     let taken = after.zip(before).map_or(0, |(after, before)| after.saturating_sub(before));
-    println!(
+    canopy_e2e::say!(
         "loaded in {:.1} s: {:.0} MiB taken; weights {:.0} MiB, a slot of {context_len} tokens {:.1} MiB, 1,000 tokens {:.2} MiB",
         clock.elapsed().as_secs_f64(),
         mib(taken),
@@ -106,14 +112,14 @@ pub fn run(args: &Args) -> Result<()> {
         mib(sizes.slot(context_len)),
         mib(1000 * sizes.token()),
     );
-    println!("{}", Row::HEAD);
+    canopy_e2e::say!("{}", Row::HEAD);
     for &context in &matrix.prompt_tokens {
         for &batch in &matrix.batch {
             let rows = cell(args, &mut ready, context.get(), batch.get())?;
             let base = rows.iter().find(|row| row.mode == Mode::Ar).map(Row::rate);
             let peak = used(args)?.zip(before).map(|(now, before)| now.saturating_sub(before));
             for row in &rows {
-                println!("{}", row.line(base));
+                canopy_e2e::say!("{}", row.line(base));
                 if let Some(path) = &args.json {
                     let mut line = row.json(args, &ready, base);
                     line["slots"] = json!(slots);
@@ -130,7 +136,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if let Some(stated) = &ready.synthetic {
-        println!("{stated}");
+        canopy_e2e::say!("{stated}");
     }
     Ok(())
 }
