@@ -29,6 +29,9 @@ fn build() -> Result<(), String> {
     let archs = env::var("CANOPY_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.into());
     let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect();
     let nvcc = if env::var_os("CANOPY_TYPECHECK_ONLY").is_some() { None } else { Some(find_nvcc()?) };
+    if let Some(version) = nvcc.as_deref().and_then(version) {
+        println!("cargo::rustc-env=CANOPY_TOOLKIT={version}");
+    }
     // with feature `controls` every source once more, with the contract's faults inside
     let controls = env::var_os("CARGO_FEATURE_CONTROLS").is_some();
     let (mut table, mut planted, mut log) = (String::new(), String::new(), String::new());
@@ -109,6 +112,13 @@ fn find_nvcc() -> Result<PathBuf, String> {
          CANOPY_TYPECHECK_ONLY=1 to type-check only."
             .into()
     })
+}
+
+/// The toolkit's version as `nvcc --version` ends with it: `13.0.88`.
+fn version(nvcc: &Path) -> Option<String> {
+    let text = String::from_utf8(Command::new(nvcc).arg("--version").output().ok()?.stdout).ok()?;
+    let (_, version) = text.split_once(", V")?;
+    version.split_whitespace().next().map(String::from)
 }
 
 /// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix.

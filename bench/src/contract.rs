@@ -9,7 +9,6 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::lines::Lines;
-use crate::machine;
 
 const HELP: &str = "\
 Example:
@@ -89,7 +88,6 @@ pub fn run(args: &ContractArgs) -> Result<ExitCode> {
         bail!("contract: FILTER, expected: part of one of {}, got: {}", kernels.join(", "), args.filter);
     }
     let mut file = Lines::open(args.json.as_deref())?;
-    let build = json!({"commit": machine::commit(), "dirty": machine::dirty()});
     let (mut counts, mut written) = (Counts::default(), Ok(()));
     contract::run(&choice, |line| {
         canopy_e2e::say!("{}", text(&line));
@@ -100,7 +98,7 @@ pub fn run(args: &ContractArgs) -> Result<ExitCode> {
             (Some(_), false) => counts.blind += 1,
         }
         if written.is_ok() {
-            written = file.write(row(&line, &build));
+            written = file.write(row(&line));
         }
     })
     .map_err(anyhow::Error::msg)?;
@@ -130,7 +128,7 @@ fn text(line: &Line) -> String {
     }
 }
 
-fn row(line: &Line, build: &Value) -> Value {
+fn row(line: &Line) -> Value {
     let (outcome, said) = match &line.outcome {
         Ok(covered) => ("green", covered),
         Err(fault) => ("red", fault),
@@ -146,7 +144,5 @@ fn row(line: &Line, build: &Value) -> Value {
         "as_it_should_be": line.as_it_should_be(),
         "text": said,
         "seconds": line.seconds,
-        "commit": build["commit"],
-        "dirty": build["dirty"],
     })
 }

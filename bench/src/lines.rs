@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::machine;
 
-/// Appends rows to a JSON-lines file, each with the device and the command that made it.
+/// Appends rows to a JSON-lines file, each with the device, the build and the command that made it (`bench/results/README.md` lists the fields).
 pub struct Lines {
     file: Option<File>,
     before: Value,
-    command: String,
+    build: [(&'static str, Value); 4],
 }
 
 impl Lines {
@@ -31,7 +31,12 @@ impl Lines {
         Ok(Self {
             file: path.map(open).transpose()?,
             before,
-            command: format!("canopy-bench {}", command.join(" ")),
+            build: [
+                ("toolkit", canopy_kernels::TOOLKIT.into()),
+                ("commit", machine::commit().into()),
+                ("dirty", machine::dirty().into()),
+                ("command", format!("canopy-bench {}", command.join(" ")).into()),
+            ],
         })
     }
 
@@ -40,8 +45,12 @@ impl Lines {
     /// # Errors
     /// From the file.
     pub fn write(&mut self, mut row: Value) -> Result<()> {
-        row["device"] = self.before["name"].clone();
-        row["command"] = self.command.as_str().into();
+        for (field, of) in [("device", "name"), ("sm", "compute_cap"), ("driver", "driver_version")] {
+            row[field] = self.before[of].clone();
+        }
+        for (field, value) in &self.build {
+            row[*field] = value.clone();
+        }
         self.file.as_mut().map_or(Ok(()), |file| Ok(writeln!(file, "{row}")?))
     }
 
@@ -51,6 +60,6 @@ impl Lines {
     /// From the file.
     pub fn finish(mut self) -> Result<()> {
         let row = json!({"schema": 1, "case": "machine.gpu", "before": self.before, "after": machine::gpu()});
-        self.file.as_mut().map_or(Ok(()), |file| Ok(writeln!(file, "{row}")?))
+        self.write(row)
     }
 }

@@ -22,7 +22,7 @@ pub struct Record {
     pub memory_bytes: Option<u64>,
     /// Bytes read plus bytes written per second, two threads copying buffers far larger than the caches: the median.
     pub copy_bytes_per_s: f64,
-    /// Name, driver, clocks, temperature and power of the first CUDA device, as its driver's tool prints them.
+    /// Name, compute capability, driver, clocks, temperature and power of the first CUDA device, as its driver's tool prints them.
     pub gpu: Option<Value>,
     /// Operating system and architecture.
     pub platform: String,
@@ -61,15 +61,15 @@ impl Record {
 
 /// The first CUDA device as it is now; `None` without the driver's tool.
 pub fn gpu() -> Option<Value> {
-    let fields = "name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw";
+    let fields = "name,compute_cap,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw";
     let text = output("nvidia-smi", &[&format!("--query-gpu={fields}"), "--format=csv,noheader"])?;
     let values = text.lines().next()?.split(", ").map(|value| Value::String(value.into()));
     Some(Value::Object(fields.split(',').map(String::from).zip(values).collect()))
 }
 
-/// The commit of the working directory.
+/// The commit of the working directory; what `CANOPY_COMMIT` names on a machine that has the files without their repository.
 pub fn commit() -> Option<String> {
-    output("git", &["rev-parse", "HEAD"])
+    output("git", &["rev-parse", "HEAD"]).or_else(|| std::env::var("CANOPY_COMMIT").ok())
 }
 
 /// Whether the working directory differs from its commit.

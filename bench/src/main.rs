@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use canopy_bench::{contract, dispatch, machine, op};
+use canopy_bench::{compare, contract, dispatch, machine, op};
 use clap::{Parser, Subcommand};
 
 const HELP: &str = "\
@@ -32,6 +32,8 @@ enum Command {
     Contract(contract::ContractArgs),
     /// Writes the dispatch table of the GDN kernels from measured rows
     Dispatch(dispatch::DispatchArgs),
+    /// Prints the ratios of two result files' times, with their spread
+    Compare(compare::CompareArgs),
     /// Checks and times the CUDA kernels of the GDN layer over tree shapes and batch sizes
     #[cfg(feature = "cuda")]
     Sweep(canopy_bench::gpu::SweepArgs),
@@ -64,11 +66,14 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
+        #[cfg(feature = "cuda")]
+        Command::Op(args) if args.design.is_some() => canopy_bench::gpu::op(&args)?,
         Command::Op(args) => op::run(&args)?,
         Command::Example(args) => op::example(&args)?,
         Command::Env => canopy_e2e::say!("{}", serde_json::to_string(&machine::Record::take()?)?),
         Command::Contract(args) => return contract::run(&args),
         Command::Dispatch(args) => dispatch::run(&args)?,
+        Command::Compare(args) => compare::run(&args)?,
         #[cfg(feature = "cuda")]
         Command::Sweep(args) => canopy_bench::gpu::sweep(&args)?,
         #[cfg(feature = "cuda")]

@@ -2,6 +2,8 @@
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 pub mod accept_walk;
+#[cfg(any(feature = "cuda", test))]
+mod archs;
 mod attend;
 mod batch;
 pub mod block_attention;
@@ -27,6 +29,9 @@ pub mod tree_attention;
 pub mod tree_conv;
 pub mod tree_gdn;
 pub mod tree_gdn_serial;
+
+/// Version of the toolkit that compiled this build's CUDA kernels; `None` without any.
+pub const TOOLKIT: Option<&str> = option_env!("CANOPY_TOOLKIT");
 
 pub use batch::{AcceptedPaths, TreeBatch, check_slots};
 pub use dims::{AttnDims, ConvDims, GdnDims};

@@ -3,59 +3,27 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
-use canopy_kernels::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
-use canopy_kernels::tree_gdn::{Schedule, blocked, fused, launch, series};
-use canopy_kernels::tree_gdn_serial::launch as serial;
+use anyhow::{Result, bail, ensure};
+use canopy_kernels::cuda::{Kernels, profile};
+use canopy_kernels::tree_gdn::{Schedule, blocked, fused};
 use canopy_kernels::{AcceptedPaths, DraftTree, GdnDims, TreeBatch};
 use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
+use serde_json::Value;
 
+use super::launches::{Room, Set, Trees};
 use super::variant::Variant;
 
 /// Bytes that one turn through the sets must exceed, so that every launch finds its inputs outside the L2 cache.
-const ROTATE: usize = 240 << 20;
+pub const ROTATE: usize = 240 << 20;
 
 /// Most shared memory that a block takes for the path that it commits.
 const PATH_BYTES: usize = 10 << 10;
 
-struct Set {
-    qkv: CudaSlice<bf16>,
-    gates: CudaSlice<f32>,
-    state: CudaSlice<f32>,
-    o: CudaSlice<f32>,
-    o16: CudaSlice<bf16>,
-    u: CudaSlice<f32>,
-    g_cum: CudaSlice<f32>,
-}
-
-impl Set {
-    fn copy(&self, stream: &Arc<CudaStream>) -> Result<Self> {
-        Ok(Self {
-            qkv: stream.clone_dtod(&self.qkv)?,
-            gates: stream.clone_dtod(&self.gates)?,
-            state: stream.clone_dtod(&self.state)?,
-            o: stream.clone_dtod(&self.o)?,
-            o16: stream.clone_dtod(&self.o16)?,
-            u: stream.clone_dtod(&self.u)?,
-            g_cum: stream.clone_dtod(&self.g_cum)?,
-        })
-    }
-}
-
 /// Inputs and outputs of one (tree, batch) shape.
 pub struct Case {
-    dims: GdnDims,
-    batch: TreeBatch,
-    levels: TreeOnDevice,
-    chains: TreeOnDevice,
-    paths: AcceptedPaths,
-    on_device: PathsOnDevice,
-    scratch: CudaSlice<f32>,
-    /// Every node's state, once a variant that keeps them was asked for.
-    snapshots: Option<CudaSlice<f32>>,
-    /// Every set's rows in f32, once a variant that reads them so was asked for.
-    wide: Vec<CudaSlice<f32>>,
+    trees: Trees,
+    room: Room,
     /// What outputs hold before a run that is compared.
     unwritten: (CudaSlice<f32>, CudaSlice<bf16>),
     sets: Vec<Set>,
@@ -89,6 +57,18 @@ fn in_order<T: Copy>(values: Vec<T>, width: usize, order: &[usize]) -> Vec<T> {
 /// None that can happen: the sizes fit each other.
 pub fn dims() -> Result<GdnDims> {
     Ok(GdnDims::new(16, 32, 128, 128)?)
+}
+
+/// `sequences` copies of `tree` at the 9B model's heads; an accepted path of up to eight nodes each.
+///
+/// # Errors
+/// From the driver.
+pub fn trees(stream: &Arc<CudaStream>, tree: &DraftTree, sequences: usize) -> Result<Trees> {
+    let batch = TreeBatch::new(vec![tree.clone(); sequences], (0..sequences as i32).collect())?;
+    let deepest = (0..tree.len()).max_by_key(|&node| tree.depths()[node].min(7)).unwrap_or(0);
+    let path: Vec<usize> = tree.path(deepest).into_iter().take(8).collect();
+    let paths = AcceptedPaths::new(&batch, &vec![path; sequences])?;
+    Trees::new(stream, dims()?, batch, paths, false)
 }
 
 /// How a case's keys are.
@@ -168,17 +148,13 @@ impl Case {
     /// # Errors
     /// From the driver.
     pub fn of(stream: &Arc<CudaStream>, tree: &DraftTree, sequences: usize, inputs: &Inputs) -> Result<Self> {
-        let dims = dims()?;
-        let batch = TreeBatch::new(vec![tree.clone(); sequences], (0..sequences as i32).collect())?;
-        let rows = batch.rows();
+        let trees = trees(stream, tree, sequences)?;
         let Inputs { qkv, gates, state } = inputs;
-        let deepest = (0..tree.len()).max_by_key(|&node| tree.depths()[node].min(7)).unwrap_or(0);
-        let path: Vec<usize> = tree.path(deepest).into_iter().take(8).collect();
-        let paths = AcceptedPaths::new(&batch, &vec![path; sequences])?;
-        let planes = rows * dims.v_heads;
+        let (dims, planes) = (trees.dims, trees.batch.rows() * trees.dims.v_heads);
         let bytes = 2 * qkv.len() + 4 * (gates.len() + state.len() + 2 * planes * dims.dv);
         let mut sets = vec![Set {
             qkv: stream.clone_htod(qkv)?,
+            wide: None,
             gates: stream.clone_htod(gates)?,
             state: stream.clone_htod(state)?,
             o: stream.alloc_zeros(planes * dims.dv)?,
@@ -190,19 +166,12 @@ impl Case {
             sets.push(sets[0].copy(stream)?);
         }
         Ok(Self {
-            levels: TreeOnDevice::with_schedule(stream, &batch, |_| Schedule::Levels)?,
-            chains: TreeOnDevice::with_schedule(stream, &batch, |_| Schedule::Chains)?,
-            on_device: PathsOnDevice::new(stream, &paths)?,
-            scratch: stream.alloc_zeros(launch::scratch_len(dims, &batch))?,
-            snapshots: None,
-            wide: Vec::new(),
+            room: trees.room(stream)?,
+            trees,
             unwritten: (
                 stream.clone_htod(&vec![f32::NAN; planes * dims.dv])?,
                 stream.clone_htod(&vec![bf16::NAN; planes * dims.dv])?,
             ),
-            dims,
-            batch,
-            paths,
             sets,
         })
     }
@@ -222,13 +191,7 @@ impl Case {
 
     /// Bytes of one state a node, one layer: what the serial way keeps.
     pub fn snapshot_bytes(&self) -> usize {
-        4 * self.batch.rows() * self.dims.state_len()
-    }
-
-    /// The tree under the schedule that its depth asks for.
-    fn usual(&self) -> &TreeOnDevice {
-        let levels = Schedule::for_tree(&self.batch.trees()[0]) == Schedule::Levels;
-        if levels { &self.levels } else { &self.chains }
+        4 * self.trees.batch.rows() * self.trees.dims.state_len()
     }
 
     /// Whether the device can run a variant on this shape.
@@ -236,17 +199,17 @@ impl Case {
         let limit = Kernels::on(stream.context()).map(|kernels| kernels.shared_limit());
         let (columns, schedule) = match variant {
             Variant::Wide(columns) => {
-                let needed = fused::wide_shared_bytes(self.usual(), columns);
+                let needed = fused::wide_shared_bytes(self.trees.usual(), columns);
                 return needed.zip(limit.ok()).is_some_and(|(bytes, limit)| bytes <= limit);
             }
             Variant::Blocked(columns) => {
-                return limit.is_ok_and(|limit| blocked::fits(self.levels.most_nodes, columns, limit));
+                return limit.is_ok_and(|limit| blocked::fits(self.trees.usual().most_nodes, columns, limit));
             }
             Variant::FusedA(columns, schedule) | Variant::FusedB(columns, schedule) => (columns, schedule),
             Variant::Round(columns) | Variant::RoundInOne(columns) => (columns, Schedule::Levels),
             _ => return true,
         };
-        let tree = if schedule == Schedule::Levels { &self.levels } else { &self.chains };
+        let tree = self.trees.under(schedule);
         let needed = match variant {
             Variant::FusedB(..) => fused::shared_bytes::<bf16>(tree, columns),
             _ => fused::shared_bytes::<f32>(tree, columns),
@@ -262,25 +225,14 @@ impl Case {
     /// # Errors
     /// From the driver.
     pub fn reserve(&mut self, stream: &Arc<CudaStream>, variant: Variant) -> Result<()> {
-        if matches!(variant, Variant::Wide(_)) && self.wide.is_empty() {
+        if matches!(variant, Variant::Wide(_)) && self.sets[0].wide.is_none() {
             let rows: Vec<f32> =
                 stream.clone_dtoh(&self.sets[0].qkv)?.into_iter().map(bf16::to_f32).collect();
-            for _ in &self.sets {
-                self.wide.push(stream.clone_htod(&rows)?);
+            for set in &mut self.sets {
+                set.wide = Some(stream.clone_htod(&rows)?);
             }
         }
-        if let Variant::Series(solve) = variant {
-            let needed = series::scratch_len(self.dims, &self.batch, solve)?;
-            if self.scratch.len() < needed {
-                self.scratch = stream.alloc_zeros(needed)?;
-            }
-        }
-        let keeps = matches!(variant, Variant::Snapshots(_) | Variant::SnapshotCommit);
-        if keeps && self.snapshots.is_none() {
-            // SAFETY: verify writes every element before commit reads one.
-            self.snapshots = Some(unsafe { stream.alloc(self.batch.rows() * self.dims.state_len()) }?);
-        }
-        Ok(())
+        self.trees.reserve(stream, variant, &mut self.room)
     }
 
     /// One launch of `variant` on set `n`, counted round.
@@ -288,93 +240,65 @@ impl Case {
     /// # Errors
     /// From the launcher.
     pub fn launch(&mut self, stream: &Arc<CudaStream>, variant: Variant, n: usize) -> Result<()> {
+        if let Variant::Round(columns) | Variant::RoundInOne(columns) = variant {
+            let at = n % (self.sets.len() - 1);
+            let [now, last] = &mut self.sets[at..at + 2] else { bail!("two sets at least") };
+            let in_one = matches!(variant, Variant::RoundInOne(_));
+            return self.trees.round(stream, columns, in_one, now, last);
+        }
         let at = n % self.sets.len();
-        let Set { qkv, gates, state, o, o16, u, g_cum } = &mut self.sets[at];
-        let (dims, batch) = (self.dims, &self.batch);
-        let tree = |s| if s == Schedule::Levels { &self.levels } else { &self.chains };
-        let usual = tree(Schedule::for_tree(&batch.trees()[0]));
-        let (qkv, gates) = (qkv.as_view(), gates.as_view());
-        macro_rules! fused {
-            ($o:ident, $columns:expr, $schedule:expr) => {{
-                let (o, u, g_cum) = ($o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
-                let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };
-                fused::verify(stream, dims, batch, tree($schedule), $columns, buffers)?
-            }};
-        }
-        match variant {
-            Variant::Round(columns) => return self.round(stream, columns, false, n),
-            Variant::RoundInOne(columns) => return self.round(stream, columns, true, n),
-            Variant::Split => {
-                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
-                let (state, scratch) = (state.as_view(), &mut self.scratch);
-                let buffers = launch::VerifyBuffers { qkv, gates, state, scratch, o, u, g_cum };
-                launch::verify(stream, dims, batch, &self.levels, buffers)?;
-            }
-            Variant::Series(solve) => {
-                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
-                let (state, scratch) = (state.as_view(), &mut self.scratch);
-                let buffers = launch::VerifyBuffers { qkv, gates, state, scratch, o, u, g_cum };
-                series::verify(stream, dims, batch, &self.levels, solve, buffers)?;
-            }
-            Variant::FusedA(columns, schedule) => fused!(o, columns, schedule),
-            Variant::FusedB(columns, schedule) => fused!(o16, columns, schedule),
-            Variant::Wide(columns) => {
-                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
-                let qkv = self.wide.get(at).context("f32 rows are reserved first")?.as_view();
-                let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };
-                fused::verify_wide(stream, dims, batch, usual, columns, buffers)?;
-            }
-            Variant::Blocked(columns) => {
-                let (o, u, g_cum) = (o16.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
-                let buffers = fused::FusedBuffers { qkv, gates, state: state.as_view(), o, u, g_cum };
-                blocked::verify(stream, dims, batch, &self.levels, columns, buffers)?;
-            }
-            Variant::Commit => {
-                let (tape, state) =
-                    (launch::LayerTape { qkv, gates, u: u.as_view() }, &mut state.as_view_mut());
-                launch::commit(stream, dims, &self.paths, &self.on_device, &[tape], state)?;
-            }
-            Variant::Snapshots(columns) => {
-                let snapshots =
-                    self.snapshots.as_mut().context("snapshots are reserved first")?.as_view_mut();
-                let (state, o) = (state.as_view(), o.as_view_mut());
-                let buffers = serial::SnapshotBuffers { qkv, gates, state, snapshots, o };
-                serial::verify(stream, dims, batch, &self.levels, columns, buffers)?;
-            }
-            Variant::Chain(columns) => {
-                let (o, u, g_cum) = (o.as_view_mut(), u.as_view_mut(), g_cum.as_view_mut());
-                let state = serial::Pool::Read(state.as_view());
-                let buffers = serial::ChainBuffers { qkv, gates, state, o, u, g_cum };
-                serial::chain(stream, dims, batch, &self.levels, columns, buffers)?;
-            }
-            Variant::SnapshotCommit => {
-                let snapshots = self.snapshots.as_ref().context("snapshots are reserved first")?.as_view();
-                serial::commit(stream, dims, &self.paths, &self.on_device, snapshots, state.as_view_mut())?;
-            }
-        }
-        Ok(())
+        self.trees.launch(stream, variant, &mut self.sets[at], &mut self.room)
     }
 
-    /// Commits the paths into the states of set `n` from the tape of the set beside it, and verifies from there.
-    fn round(&mut self, stream: &Arc<CudaStream>, columns: usize, in_one: bool, n: usize) -> Result<()> {
-        let (dims, batch, paths, on_device) = (self.dims, &self.batch, &self.paths, &self.on_device);
-        let at = n % (self.sets.len() - 1);
-        let [now, last] = &mut self.sets[at..at + 2] else { bail!("two sets at least") };
-        let (o, u, g_cum) = (now.o.as_view_mut(), now.u.as_view_mut(), now.g_cum.as_view_mut());
-        let (qkv, gates) = (now.qkv.as_view(), now.gates.as_view());
-        let (last_qkv, last_gates, last_u) = (last.qkv.as_view(), last.gates.as_view(), last.u.as_view());
-        if in_one {
-            let pending = fused::Pending { qkv: last_qkv, gates: last_gates, u: last_u, paths, on_device };
-            let state = now.state.as_view_mut();
-            let buffers = fused::FusedBuffers { qkv, gates, state, o, u, g_cum };
-            fused::commit_and_verify(stream, dims, batch, &self.levels, columns, pending, buffers)?;
-            return Ok(());
+    /// Every kernel that `variant` launches, with its registers a thread.
+    ///
+    /// # Errors
+    /// From the launcher or the driver.
+    pub fn kernels(&mut self, stream: &Arc<CudaStream>, variant: Variant) -> Result<Value> {
+        let (_, times) = profile::profiled(stream, || self.launch(stream, variant, 0))?;
+        let kernels = Kernels::on(stream.context())?;
+        let registers = |time: &profile::KernelTime| {
+            (time.symbol.to_string(), Value::from(kernels.registers(time.symbol)))
+        };
+        Ok(Value::Object(times.iter().map(registers).collect()))
+    }
+
+    /// Bytes that a launch reads and writes at least: every input and output once.
+    pub fn bytes(&self, variant: Variant) -> usize {
+        let Trees { dims, batch, .. } = &self.trees;
+        let (rows, states) = (batch.rows(), 4 * batch.sequences() * dims.state_len());
+        let (row, o) =
+            (if matches!(variant, Variant::Wide(_)) { 4 } else { 2 }, if variant.tier_b() { 2 } else { 4 });
+        let tape = dims.v_heads * (4 * dims.dv + 4);
+        let verify =
+            rows * (row * dims.qkv_width() + 8 * dims.v_heads + o * dims.v_heads * dims.dv + tape) + states;
+        let path = self.trees.path_rows() * (2 * dims.k_heads * dims.dk + tape);
+        match variant {
+            Variant::Commit | Variant::SnapshotCommit => 2 * states + path,
+            Variant::Round(_) => verify + 2 * states + path,
+            Variant::RoundInOne(_) => verify + states + path,
+            Variant::Snapshots(_) => verify - rows * tape + self.snapshot_bytes(),
+            _ => verify,
         }
-        let tape = launch::LayerTape { qkv: last_qkv, gates: last_gates, u: last_u };
-        launch::commit(stream, dims, paths, on_device, &[tape], &mut now.state.as_view_mut())?;
-        let buffers = fused::FusedBuffers { qkv, gates, state: now.state.as_view(), o, u, g_cum };
-        fused::verify(stream, dims, batch, &self.levels, columns, buffers)?;
-        Ok(())
+    }
+
+    /// Floating-point operations of a verify as the closed form has them on these trees; of the serial forms as the recurrence has them;
+    /// `None` for what commits.
+    pub fn flops(&self, variant: Variant) -> Option<usize> {
+        let Trees { dims, batch, .. } = &self.trees;
+        if variant.commits() {
+            return None;
+        }
+        if matches!(variant, Variant::Snapshots(_) | Variant::Chain(_)) {
+            return Some(7 * batch.rows() * dims.state_len());
+        }
+        let ancestors: usize =
+            batch.trees().iter().flat_map(|tree| tree.depths()).map(|&depth| depth as usize).sum();
+        let pairs = 2 * ancestors + batch.rows();
+        Some(
+            4 * batch.rows() * dims.state_len()
+                + 2 * pairs * (dims.v_heads * dims.dv + dims.k_heads * dims.dk),
+        )
     }
 
     /// `o` of set 0 after one launch of `variant`, widened, and `u` where the variant writes it: the rows of the first and the last sequence.
@@ -392,7 +316,7 @@ impl Case {
         stream.memcpy_dtod(&self.unwritten.1, &mut set.o16)?;
         self.reserve(stream, variant)?;
         self.launch(stream, variant, 0)?;
-        let (set, sequences) = (&self.sets[0], self.batch.sequences());
+        let (set, sequences) = (&self.sets[0], self.trees.batch.sequences());
         let len = set.u.len() / sequences;
         let last = (sequences > 1).then(|| (sequences - 1) * len..sequences * len);
         let ends: Vec<Range<usize>> = std::iter::once(0..len).chain(last).collect();
@@ -420,6 +344,8 @@ pub struct Parity {
     pub o: f64,
     /// Of `u`, where the variant writes it.
     pub u: Option<f64>,
+    /// The largest difference of a value of `o`.
+    pub max_abs_o: f64,
 }
 
 /// What the split f32 design gives, and the check of the others against it.
@@ -442,7 +368,10 @@ impl Truth {
     pub fn check(&self, stream: &Arc<CudaStream>, case: &mut Case, variant: Variant) -> Result<Parity> {
         let (o, u) = case.outputs(stream, variant)?;
         let want = self.1.as_deref().unwrap_or_default();
-        let parity = Parity { o: distance(&o, &self.0)?, u: u.map(|u| distance(&u, want)).transpose()? };
+        let u = u.map(|u| distance(&u, want)).transpose()?;
+        let apart = o.iter().zip(&self.0).map(|(a, b)| f64::from((a - b).abs()));
+        let max_abs_o = apart.fold(0.0, f64::max);
+        let parity = Parity { o: distance(&o, &self.0)?, u, max_abs_o };
         let bound = if variant.tier_b() { 1e-2 } else { 1e-5 };
         let worst = parity.o.max(parity.u.unwrap_or(0.0));
         ensure!(worst <= bound, "{}: {parity:?}, bound {bound:.0e}", variant.name());

@@ -1,4 +1,4 @@
-//! `canopy-bench sweep`: every variant of the GDN kernels over tree shapes, node counts and batch sizes, checked before it is timed.
+//! `canopy-bench sweep`: every variant of the GDN kernels, and the kernels around them, over tree shapes, node counts and batch sizes, checked before it is timed.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 
 use super::gdn::{Case, Truth};
 use super::variant::Variant;
-use super::{shapes, timer};
+use super::{rows, shapes, timer};
 use crate::lines::Lines;
 
 /// What to sweep.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  canopy-bench sweep --nodes 16,128 --batch 1,16 --shapes bole --json sweep.jsonl"
+    after_help = "Example:\n  canopy-bench sweep --nodes 16,128 --batch 1,16 --shapes bole --skip split,snapshots --json sweep.jsonl"
 )]
 pub struct SweepArgs {
     /// Nodes of a tree, root included
@@ -30,9 +30,12 @@ pub struct SweepArgs {
     /// Tree shapes: chain, top2, top4, skewed, bole, specla
     #[arg(long, value_delimiter = ',', default_values_t = ["chain", "top2", "top4", "skewed", "bole", "specla"].map(String::from))]
     shapes: Vec<String>,
-    /// Only variants whose name contains this
-    #[arg(long, default_value = "", hide_default_value = true)]
-    only: String,
+    /// Only variants whose name contains one of these
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// No variant whose name contains one of these
+    #[arg(long, value_delimiter = ',')]
+    skip: Vec<String>,
     /// Timed replays of every variant
     #[arg(long, default_value_t = 200)]
     repeats: usize,
@@ -44,6 +47,13 @@ pub struct SweepArgs {
     json: Option<PathBuf>,
 }
 
+impl SweepArgs {
+    fn wants(&self, name: &str) -> bool {
+        let names = |parts: &[String]| parts.iter().any(|part| name.contains(part.as_str()));
+        (self.only.is_empty() || names(&self.only)) && !names(&self.skip)
+    }
+}
+
 fn shape_rows(
     stream: &Arc<CudaStream>,
     args: &SweepArgs,
@@ -53,7 +63,7 @@ fn shape_rows(
 ) -> Result<Vec<Value>> {
     let mut case = Case::new(stream, tree, batch)?;
     let truth = Truth::new(stream, &mut case)?;
-    let wanted = |variant: &Variant| variant.name().contains(&args.only) && case.fits(stream, *variant);
+    let wanted = |variant: &Variant| args.wants(&variant.name()) && case.fits(stream, *variant);
     let candidates: Vec<Variant> =
         Variant::candidates(tree.max_depth(), tree.is_chain()).into_iter().filter(wanted).collect();
     for &variant in &candidates {
@@ -77,9 +87,13 @@ fn shape_rows(
         graphs.push((timer::capture(stream, warm, |_| case.launch(stream, variant, 0))?, warm));
     }
     let times = timer::interleaved(stream, &graphs, timer::Pace::within(args.repeats, args.most_ms))?;
-    let rows = variants.iter().zip(&parity).zip(times.chunks_exact(2));
+    let mut kernels = Vec::new();
+    for &variant in &variants {
+        kernels.push(case.kernels(stream, variant)?);
+    }
+    let rows = variants.iter().zip(kernels).zip(&parity).zip(times.chunks_exact(2));
     Ok(rows
-        .map(|((variant, parity), times)| {
+        .map(|(((variant, kernels), parity), times)| {
             json!({
                 "schema": 1,
                 "case": variant.case(),
@@ -88,12 +102,19 @@ fn shape_rows(
                 "nodes": tree.len(),
                 "depth": tree.max_depth(),
                 "batch": batch,
+                "dtype": variant.rows_dtype(),
+                "graph": true,
+                "l2": "rotated",
+                "bytes": case.bytes(*variant),
+                "flops": case.flops(*variant),
+                "registers": kernels,
                 "us_median": times[0].us_median,
                 "us_p10": times[0].us_p10,
                 "us_p90": times[0].us_p90,
                 "us_warm": times[1].us_median,
                 "distance_o": parity.map(|parity| parity.o),
                 "distance_u": parity.and_then(|parity| parity.u),
+                "max_abs_o": parity.map(|parity| parity.max_abs_o),
                 "tape_bytes": case.tape_bytes(),
                 "snapshot_bytes": case.snapshot_bytes(),
                 "repeats": times[0].replays,
@@ -129,7 +150,9 @@ pub fn run(args: &SweepArgs) -> Result<()> {
                 if !done.insert((batch, shape.clone(), tree.len())) {
                     continue;
                 }
-                for row in shape_rows(&stream, args, shape, &tree, batch)? {
+                let pace = timer::Pace::within(args.repeats, args.most_ms);
+                let around = rows::rows(&stream, (shape, &tree), batch, |name| args.wants(name), pace)?;
+                for row in shape_rows(&stream, args, shape, &tree, batch)?.into_iter().chain(around) {
                     canopy_e2e::say!(
                         "{:24} {shape:>7} {batch:>6} {:>6} {:>6} {:>10.2} {:>10.2}",
                         row["variant"].as_str().unwrap_or_default(),

@@ -81,6 +81,21 @@ impl Variant {
         matches!(self, Self::FusedB(..) | Self::Blocked(_))
     }
 
+    /// Every variant that a name stands for.
+    pub fn all() -> Vec<Self> {
+        Self::candidates(2, true)
+    }
+
+    /// Whether this is a commit by itself.
+    pub fn is_commit(self) -> bool {
+        matches!(self, Self::Commit | Self::SnapshotCommit)
+    }
+
+    /// Type of the rows that it reads in a sweep.
+    pub fn rows_dtype(self) -> &'static str {
+        if matches!(self, Self::Wide(_)) { "f32" } else { "bf16" }
+    }
+
     /// What may run on a tree: every verify, then both commits and whole rounds.
     pub fn candidates(depth: usize, is_chain: bool) -> Vec<Self> {
         let mut all = vec![Self::Split];

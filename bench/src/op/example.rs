@@ -26,6 +26,9 @@ pub struct ExampleArgs {
     /// Other seeds give other values
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Size of the delta rule's heads; CUDA's kernels take 128
+    #[arg(long, default_value_t = 16)]
+    pub head: usize,
 }
 
 /// Two trees with five nodes and one, on slots 1 and 0; the first accepts nodes 0, 1, 3.
@@ -33,6 +36,7 @@ const PARENTS: [i32; 6] = [-1, 0, 0, 1, 1, -1];
 
 struct Writer {
     seed: u64,
+    head: usize,
     tensors: HashMap<String, Tensor>,
 }
 
@@ -60,6 +64,17 @@ impl Writer {
         self.ints("slots", &[1, 0])
     }
 
+    /// Rows, gates and two slots of the delta rule, two key heads and four value heads.
+    fn rule(&mut self, rows: usize) -> Result<()> {
+        let size = self.head;
+        self.float("qkv", &[rows, (2 * 2 + 4) * size], -1.0, 1.0)?;
+        self.float("gates", &[rows, 2, 4], -0.5, 0.0)?;
+        let beta = self.tensors["gates"].narrow(1, 1, 1)?.affine(-2.0, 0.0)?;
+        let gates = Tensor::cat(&[&self.tensors["gates"].narrow(1, 0, 1)?, &beta], 1)?;
+        self.tensors.insert("gates".into(), gates);
+        self.float("state", &[2, 4, size, size], -1.0, 1.0)
+    }
+
     fn paths(&mut self) -> Result<()> {
         self.ints("paths", &[0, 1, 3, 0])?;
         self.ints("cu_paths", &[0, 3, 4])
@@ -71,18 +86,18 @@ impl Writer {
 /// # Errors
 /// When the file cannot be written.
 pub fn example(args: &ExampleArgs) -> Result<()> {
-    let mut file = Writer { seed: args.seed, tensors: HashMap::new() };
+    let mut file = Writer { seed: args.seed, head: args.head, tensors: HashMap::new() };
     let rows = PARENTS.len();
     match args.room {
         Room::TreeGdn | Room::TreeGdnSerial => {
             file.trees()?;
             file.paths()?;
-            file.float("qkv", &[rows, 2 * 2 * 16 + 4 * 16], -1.0, 1.0)?;
-            file.float("gates", &[rows, 2, 4], -0.5, 0.0)?;
-            let beta = file.tensors["gates"].narrow(1, 1, 1)?.affine(-2.0, 0.0)?;
-            let gates = Tensor::cat(&[&file.tensors["gates"].narrow(1, 0, 1)?, &beta], 1)?;
-            file.tensors.insert("gates".into(), gates);
-            file.float("state", &[2, 4, 16, 16], -1.0, 1.0)?;
+            file.rule(rows)?;
+        }
+        Room::GdnPrefill => {
+            file.ints("cu_rows", &[0, 5, 6])?;
+            file.ints("slots", &[1, 0])?;
+            file.rule(rows)?;
         }
         Room::TreeConv => {
             file.trees()?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{AcceptedPaths, DraftTree, TreeBatch};
+use canopy_candle::{AcceptedPaths, DraftTree, Sequences, TreeBatch};
 
 /// The tensors of one input file.
 pub struct Inputs {
@@ -82,6 +82,20 @@ impl Inputs {
         };
         let trees = cu_nodes.windows(2).enumerate().map(tree).collect::<Result<_>>()?;
         TreeBatch::new(trees, slots).with_context(|| format!("{}: tensor `slots`", self.room))
+    }
+
+    /// Long chains: one of all rows of `qkv` on slot 0, or `cu_rows` and `slots`.
+    pub fn sequences(&self) -> Result<Sequences> {
+        let rows = self.float("qkv", "[N, 2 Hk Dk + Hv Dv]")?.dim(0)?;
+        let cu_rows = self.optional_ints("cu_rows", "[B + 1]")?.unwrap_or_else(|| vec![0, rows as i32]);
+        self.check_offsets("cu_rows", &cu_rows, rows)?;
+        let slots = match self.optional_ints("slots", "[B]")? {
+            Some(slots) => slots,
+            None if cu_rows.len() == 2 => vec![0],
+            None => return Err(self.missing("slots", "I32", &format!("[{}]", cu_rows.len() - 1))),
+        };
+        let lens: Vec<usize> = cu_rows.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
+        Sequences::new(&lens, slots).with_context(|| format!("{}: tensors `cu_rows` and `slots`", self.room))
     }
 
     /// The accepted paths when the file has some: `paths`, and `cu_paths` for several trees.

@@ -1,8 +1,8 @@
 //! One op on the tensors of a file: for comparing with any other implementation.
 
 mod example;
-mod file;
-mod rooms;
+pub(crate) mod file;
+pub(crate) mod rooms;
 
 use std::path::PathBuf;
 
@@ -21,6 +21,8 @@ Tensors in the input file (f32, bf16 or f16; counts and indices i32, i64 or u32)
                      with paths [P] and, for several trees, cu_paths [B + 1]: commits afterwards
                      -> o, u [N, Hv, Dv], g_cum [N, Hv]; committed: state
   tree_gdn_serial    the inputs of tree_gdn -> o [N, Hv, Dv], snapshots [N, Hv, Dv, Dk]; committed: state
+  gdn_prefill        qkv, gates, state as tree_gdn's; of several prompts cu_rows [B + 1] and slots [B]
+                     -> o [N, Hv, Dv], state
   tree_conv          x [N, C], weight [C, 4], conv_state [slots, 3, C]; paths as above
                      -> out [N, C]; committed: conv_state
   gates              ab [N, 2, Hv], a_log [Hv], dt_bias [Hv] -> out [N, 2, Hv]
@@ -32,7 +34,8 @@ Tensors in the input file (f32, bf16 or f16; counts and indices i32, i64 or u32)
 
 Example:
   canopy-bench example tree_gdn --out in.safetensors
-  canopy-bench op tree_gdn --input in.safetensors --out out.safetensors --solve forward";
+  canopy-bench op tree_gdn --input in.safetensors --out out.safetensors --solve forward
+  canopy-bench op tree_gdn --input in.safetensors --out out.safetensors --device cuda --design blocked-b-v32";
 
 /// `canopy-bench op ROOM --input F --out G`.
 #[derive(Args, Clone, Debug)]
@@ -56,6 +59,11 @@ pub struct OpArgs {
     /// Where it runs
     #[arg(long, default_value = "cpu")]
     pub device: DeviceArg,
+    /// CUDA kernel by the name that `canopy-bench sweep` gives it (tree_gdn: split-f32, split-dense, fused-a-v32-levels, fused-b-v32-chains,
+    /// fused-wide-v32, blocked-b-v64, serial-snapshots-v32, serial-chain-v128, commit-in-fused-a-v32 ..., heads of 128; gdn_prefill:
+    /// prefill-a, prefill-b); outputs in the design's own type
+    #[arg(long, value_name = "D")]
+    pub design: Option<String>,
 }
 
 /// The kernels that files can drive.
@@ -66,6 +74,8 @@ pub enum Room {
     TreeGdn,
     /// Its serial baseline
     TreeGdnSerial,
+    /// The same rule over long chains, the state in place
+    GdnPrefill,
     /// Causal convolution along root paths
     TreeConv,
     /// Log gates and write strengths
@@ -84,6 +94,7 @@ impl Room {
         match self {
             Self::TreeGdn => "tree_gdn",
             Self::TreeGdnSerial => "tree_gdn_serial",
+            Self::GdnPrefill => "gdn_prefill",
             Self::TreeConv => "tree_conv",
             Self::Gates => "gates",
             Self::TreeAttention => "tree_attention",
@@ -138,9 +149,12 @@ impl OpArgs {
 /// Reads the inputs, runs the op, writes the outputs.
 ///
 /// # Errors
-/// A file that cannot be read or written, a missing, wrong or unknown tensor, a device without kernels.
+/// A file that cannot be read or written, a missing, wrong or unknown tensor, a device without kernels, a design by name (`gpu::op`).
 pub fn run(args: &OpArgs) -> Result<()> {
     let (room, variant) = (args.room, args.variant()?);
+    if let Some(design) = &args.design {
+        bail!("{}: --design, expected: a build with feature cuda, got: {design} in one without", room.name());
+    }
     let device = match args.device {
         DeviceArg::Cpu => "cpu",
         DeviceArg::Cuda => "cuda",
@@ -150,6 +164,7 @@ pub fn run(args: &OpArgs) -> Result<()> {
     let outputs = match room {
         Room::TreeGdn => rooms::tree_gdn(&inputs, variant)?,
         Room::TreeGdnSerial => rooms::tree_gdn_serial(&inputs)?,
+        Room::GdnPrefill => rooms::gdn_prefill(&inputs)?,
         Room::TreeConv => rooms::tree_conv(&inputs)?,
         Room::Gates => rooms::gates(&inputs)?,
         Room::TreeAttention => rooms::tree_attention(&inputs)?,

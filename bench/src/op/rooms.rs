@@ -2,30 +2,31 @@
 
 use anyhow::{Context, Result};
 use candle_core::{DType, Tensor};
-use canopy_candle::{AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, GdnDims, TreeBatch, Variant};
+use canopy_candle::{
+    AttnDims, BlockMask, DevicePaths, DeviceSequences, DeviceTree, DraftBlocks, GdnDims, Sequences,
+    TreeBatch, Variant,
+};
 
 use super::file::Inputs;
 
-type Outputs = Vec<(&'static str, Tensor)>;
+/// Named tensors.
+pub type Outputs = Vec<(&'static str, Tensor)>;
 
 const QKV: &str = "[N, 2 Hk Dk + Hv Dv]";
 const STATE: &str = "[slots, Hv, Dv, Dk]";
 const CACHE: &str = "[slots, capacity, Hkv, D]";
 
-/// The inputs that both forms of the delta rule read.
-struct Gdn {
-    batch: TreeBatch,
-    paths: Option<DevicePaths>,
+/// What every form of the delta rule reads.
+struct Rule {
     dims: GdnDims,
     qkv: Tensor,
     gates: Tensor,
     state: Tensor,
 }
 
-impl Gdn {
-    fn read(inputs: &Inputs) -> Result<Self> {
-        let batch = inputs.batch()?;
-        let paths = paths(inputs, &batch)?;
+impl Rule {
+    /// The head counts follow from the shapes; what comes before this has asked for the lists.
+    fn read(inputs: &Inputs, rows: usize) -> Result<Self> {
         let qkv = inputs.float("qkv", QKV)?;
         let gates = inputs.float("gates", "[N, 2, Hv]")?;
         let state = inputs.float("state", STATE)?;
@@ -35,11 +36,60 @@ impl Gdn {
         let k_width =
             width.checked_sub(v_heads * dv).filter(|rest| dk > 0 && *rest > 0 && rest % (2 * dk) == 0);
         let Some(k_width) = k_width else {
-            let expected = format!("[{}, 2 Hk {dk} + {}]", batch.rows(), v_heads * dv);
+            let expected = format!("[{rows}, 2 Hk {dk} + {}]", v_heads * dv);
             return Err(inputs.wrong("qkv", "F32, BF16 or F16", &expected, &qkv));
         };
         let dims = GdnDims::new(k_width / (2 * dk), v_heads, dk, dv).context("tensor `qkv`")?;
+        Ok(Self { dims, qkv, gates, state })
+    }
+}
+
+/// The inputs of the delta rule over trees.
+pub struct Gdn {
+    /// The trees and their slots.
+    pub batch: TreeBatch,
+    /// Accepted paths, where the file has some.
+    pub paths: Option<DevicePaths>,
+    /// Head counts and sizes.
+    pub dims: GdnDims,
+    /// Rows.
+    pub qkv: Tensor,
+    /// Log gates and write strengths.
+    pub gates: Tensor,
+    /// The pool.
+    pub state: Tensor,
+}
+
+impl Gdn {
+    /// All of a file's tensors.
+    pub fn read(inputs: &Inputs) -> Result<Self> {
+        let batch = inputs.batch()?;
+        let paths = paths(inputs, &batch)?;
+        let Rule { dims, qkv, gates, state } = Rule::read(inputs, batch.rows())?;
         Ok(Self { batch, paths, dims, qkv, gates, state })
+    }
+}
+
+/// The inputs of the delta rule over long chains.
+pub struct Prompts {
+    /// The chains and their slots.
+    pub sequences: Sequences,
+    /// Head counts and sizes.
+    pub dims: GdnDims,
+    /// Rows.
+    pub qkv: Tensor,
+    /// Log gates and write strengths.
+    pub gates: Tensor,
+    /// The pool.
+    pub state: Tensor,
+}
+
+impl Prompts {
+    /// All of a file's tensors.
+    pub fn read(inputs: &Inputs) -> Result<Self> {
+        let sequences = inputs.sequences()?;
+        let Rule { dims, qkv, gates, state } = Rule::read(inputs, sequences.rows())?;
+        Ok(Self { sequences, dims, qkv, gates, state })
     }
 }
 
@@ -72,6 +122,14 @@ pub fn tree_gdn_serial(inputs: &Inputs) -> Result<Outputs> {
     }
     outputs.extend([("o", verified.o), ("snapshots", verified.snapshots)]);
     Ok(outputs)
+}
+
+pub fn gdn_prefill(inputs: &Inputs) -> Result<Outputs> {
+    let Prompts { sequences, dims, qkv, gates, state } = Prompts::read(inputs)?;
+    let sequences = DeviceSequences::new(sequences, inputs.device())?;
+    let qkv = if inputs.device().is_cpu() { qkv } else { qkv.to_dtype(DType::BF16)? };
+    let o = canopy_candle::gdn_prefill(&sequences, dims, &qkv, &gates, &state)?;
+    Ok(vec![("state", state), ("o", o)])
 }
 
 pub fn tree_conv(inputs: &Inputs) -> Result<Outputs> {

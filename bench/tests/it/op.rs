@@ -7,7 +7,7 @@ use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use canopy_bench::op::{self, DeviceArg, ExampleArgs, OpArgs, Room};
 use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
-use canopy_kernels::{block_attention, gates, kv_compact, tree_attention, tree_conv, tree_gdn};
+use canopy_kernels::{block_attention, gates, gdn_prefill, kv_compact, tree_attention, tree_conv, tree_gdn};
 
 type Tensors = HashMap<String, Tensor>;
 
@@ -20,7 +20,7 @@ struct Files {
 impl Files {
     fn new(room: Room) -> Result<Self> {
         let files = Self { dir: tempfile::tempdir()?, room };
-        op::example(&ExampleArgs { room, out: files.input(), seed: 3 })?;
+        op::example(&ExampleArgs { room, out: files.input(), seed: 3, head: 16 })?;
         Ok(files)
     }
 
@@ -36,6 +36,7 @@ impl Files {
             variant: None,
             solve: None,
             device: DeviceArg::Cpu,
+            design: None,
         }
     }
 
@@ -138,6 +139,32 @@ fn tree_gdn_serial() -> Result<()> {
     // Node 3 of the first tree is where its accepted path ends, on slot 1.
     let (snapshots, state) = (f32s(&outputs, "snapshots"), f32s(&outputs, "state"));
     assert_eq!(snapshots[3 * 1024..4 * 1024], state[1024..]);
+    Ok(())
+}
+
+#[test]
+fn gdn_prefill() -> Result<()> {
+    let files = Files::new(Room::GdnPrefill)?;
+    let (inputs, outputs) = files.run(&files.args())?;
+    let dims = GdnDims::new(2, 4, 16, 16)?;
+    let (qkv, gates, state) = (f32s(&inputs, "qkv"), f32s(&inputs, "gates"), f32s(&inputs, "state"));
+    let (mut o, mut pool) = (Vec::new(), f64s(&state));
+    for (first, rows, slot) in [(0, 5, 1), (5, 1, 0)] {
+        let part = |values: &[f32], width: usize| f64s(&values[first * width..(first + rows) * width]);
+        let own = slot * dims.state_len()..(slot + 1) * dims.state_len();
+        let (qkv, gates, before) = (part(&qkv, dims.qkv_width()), part(&gates, 8), f64s(&state[own.clone()]));
+        let input = gdn_prefill::oracle::OracleInput { qkv: &qkv, gates: &gates, state: &before };
+        let (rows, after) = gdn_prefill::oracle::forward(dims, rows, input);
+        o.extend(rows);
+        pool[own].copy_from_slice(&after);
+    }
+    close(&f32s(&outputs, "o"), &o);
+    close(&f32s(&outputs, "state"), &pool);
+    files.edit(|tensors| drop(tensors.remove("slots")))?;
+    assert!(files.refusal().starts_with("gdn_prefill: tensor `slots`, expected: I32 [2], got: none"));
+    files.edit(|tensors| drop(tensors.remove("cu_rows")))?;
+    let (_, one) = files.run(&files.args())?;
+    assert_eq!(one["o"].dims(), [6, 4, 16]);
     Ok(())
 }
 
@@ -321,6 +348,10 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
     );
     let gdn = Files::new(Room::TreeGdn)?;
     assert_eq!(
+        error(OpArgs { design: Some("blocked-b-v32".into()), ..gdn.args() }),
+        "tree_gdn: --design, expected: a build with feature cuda, got: blocked-b-v32 in one without"
+    );
+    assert_eq!(
         error(OpArgs { variant: Some("walk".into()), solve: Some("level".into()), ..gdn.args() }),
         "tree_gdn: --solve, expected: --variant solve, got: --variant walk"
     );
@@ -338,7 +369,7 @@ fn what_this_build_cannot_do_is_said() -> Result<()> {
 
 #[test]
 fn every_help_has_an_example() -> Result<()> {
-    for command in [&[][..], &["op"], &["example"], &["env"], &["contract"]] {
+    for command in [&[][..], &["op"], &["example"], &["env"], &["contract"], &["compare"]] {
         let mut help = std::process::Command::new(env!("CARGO_BIN_EXE_canopy-bench"));
         let text = String::from_utf8(help.args(command).arg("--help").output()?.stdout)?;
         let (_, example) = text.split_once("Example:").unwrap_or_else(|| panic!("{command:?}: {text}"));

@@ -206,6 +206,7 @@ pub(super) fn shapes(subject: &dyn Subject, control: Option<Control>) -> Result<
         Some(Control::Inside(_)) => shapes_of_controls(),
         _ => [shapes_to_run(), subject.more_shapes()].concat(),
     };
+    let (lost, shapes): (Vec<_>, Vec<_>) = shapes.into_iter().partition(|shape| subject.loses(shape));
     let (refused, shapes): (Vec<_>, Vec<_>) = shapes.into_iter().partition(|shape| subject.refuses(shape));
     for shape in &refused {
         let scene = subject.scene(shape).map_err(text)?;
@@ -225,7 +226,14 @@ pub(super) fn shapes(subject: &dyn Subject, control: Option<Control>) -> Result<
         Err(crate::Error::TooManyNodes { .. }) => {
             let refused =
                 if refused.is_empty() { String::new() } else { format!("{} shapes and ", refused.len()) };
-            Ok(format!("{} shapes, worst {worst:.3} of the bound, {refused}257 nodes refused", shapes.len()))
+            let lost = match lost.len() {
+                0 => String::new(),
+                lost => format!(", {lost} shapes of nearly equal keys left out"),
+            };
+            Ok(format!(
+                "{} shapes, worst {worst:.3} of the bound, {refused}257 nodes refused{lost}",
+                shapes.len()
+            ))
         }
         _ => Err("a tree of 257 nodes was not refused".into()),
     }

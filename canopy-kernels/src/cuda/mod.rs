@@ -13,5 +13,5 @@ pub use chains::ChainsOnDevice;
 pub(crate) use module::controls;
 pub use module::{BUILT_ARCHS, Kernels, has_driver};
 pub use partition::Partition;
-pub use tree::{PathsLayout, PathsOnDevice, TreeLayout, TreeOnDevice};
+pub use tree::{Needs, PathsLayout, PathsOnDevice, TreeLayout, TreeOnDevice};
 pub use words::{DeviceList, Place, Word, Words};

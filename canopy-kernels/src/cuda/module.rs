@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 use cudarc::nvrtc::Ptx;
 
+use crate::archs::runs_on;
 use crate::{Error, Result};
 
 include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
@@ -90,6 +91,13 @@ impl Kernels {
         Ok(function)
     }
 
+    /// Registers of a thread of the entry point `symbol`, once it was launched.
+    pub fn registers(&self, symbol: &str) -> Option<i32> {
+        let functions = self.functions.lock().expect("no holder of this lock panics");
+        let registers = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NUM_REGS;
+        functions.get(symbol)?.get_attribute(registers).ok()
+    }
+
     /// Whether a launch may begin before the kernel ahead of it has ended.
     pub(crate) fn overlaps(&self) -> bool {
         self.sm >= 90
@@ -113,31 +121,3 @@ impl Kernels {
 
 #[cfg(feature = "controls")]
 pub(crate) mod controls;
-
-/// Machine code of the same major version up to this minor one runs, and the PTX of the newest plain one runs on anything newer.
-fn runs_on(sm: u32, built: &str) -> bool {
-    let plain: Vec<u32> = built.split(',').filter_map(|arch| arch.parse().ok()).collect();
-    let exact = built.split(',').any(|arch| arch.trim_end_matches(char::is_alphabetic) == sm.to_string());
-    exact
-        || plain.iter().any(|&arch| arch / 10 == sm / 10 && arch <= sm)
-        || plain.last().is_some_and(|&arch| arch <= sm)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::runs_on;
-
-    #[test]
-    fn an_image_runs_on_its_own_major_version_and_ptx_on_newer_ones() {
-        for (sm, built, runs) in [
-            (90, "80,90a", true),
-            (86, "80,90", true),
-            (75, "80,90", false),
-            (121, "80,120", true),
-            (100, "80,90a", true),
-            (80, "86,90", false),
-        ] {
-            assert_eq!(runs_on(sm, built), runs, "sm {sm} with {built}");
-        }
-    }
-}

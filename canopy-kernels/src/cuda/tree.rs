@@ -50,6 +50,17 @@ pub struct TreeLayout {
     most_words: usize,
 }
 
+/// What the largest tree of a batch takes of a block's shared memory, each number by itself the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Most nodes of one tree.
+    pub nodes: usize,
+    /// Most path entries of one plan.
+    pub entries: usize,
+    /// Most words of one plan.
+    pub words: usize,
+}
+
 /// `n` rounded up by at most a quarter and at most 255, so that trees of about one size share a layout.
 fn rounded_up(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 4).clamp(16, 256))
@@ -132,6 +143,11 @@ impl TreeLayout {
         }
     }
 
+    /// What the largest tree takes.
+    pub fn needs(&self) -> Needs {
+        Needs { nodes: self.most_nodes, entries: self.most_entries, words: self.most_words }
+    }
+
     /// The lists in an upload of the words.
     pub fn on(&self, upload: &Arc<CudaSlice<u32>>) -> TreeOnDevice {
         let [parents, sequence, mask, cu_nodes, slots, plan_at, plans] = self.places.clone();
@@ -152,6 +168,11 @@ impl TreeLayout {
 }
 
 impl TreeOnDevice {
+    /// What the largest tree takes.
+    pub fn needs(&self) -> Needs {
+        Needs { nodes: self.most_nodes, entries: self.most_entries, words: self.most_words }
+    }
+
     /// Copies what the kernels read; every tree is solved under [`Schedule::for_tree`].
     pub fn new(stream: &Arc<CudaStream>, batch: &TreeBatch) -> Result<Self> {
         Self::with_schedule(stream, batch, Schedule::for_tree)

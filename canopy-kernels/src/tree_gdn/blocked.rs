@@ -125,3 +125,18 @@ pub fn verify(
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.
     unsafe { launch.launch(config) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{COLUMNS, Shape, fits};
+
+    #[test]
+    fn dense_blocks_of_64_nodes_are_within_99_kib_and_larger_ones_are_not() {
+        let small = 99 * 1024;
+        for columns in COLUMNS {
+            assert!(fits(64, columns, small), "{columns} columns: {:?}", Shape::of(64, columns));
+            assert!(!fits(65, columns, small), "{columns} columns");
+        }
+        assert!(fits(256, 64, 227 * 1024) && !fits(256, 128, 227 * 1024));
+    }
+}

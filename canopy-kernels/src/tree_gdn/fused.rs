@@ -6,7 +6,7 @@ use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, LaunchConfig
 use half::bf16;
 
 use crate::cuda::early::Launch;
-use crate::cuda::{Kernels, PathsOnDevice, TreeOnDevice};
+use crate::cuda::{Kernels, Needs, PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
 use crate::{AcceptedPaths, Error, GdnDims, Result, TreeBatch};
 
@@ -152,37 +152,42 @@ struct Block {
     shared: usize,
 }
 
+/// Bytes behind a block's tiles: entries of G and C, what a node brings, the plan.
+fn behind_tiles(needs: Needs, most: usize) -> usize {
+    8 * needs.entries + 28 * most + 4 * needs.words
+}
+
 /// The smallest of the built blocks of `columns` value columns that takes the largest tree.
-fn block<Out: Tier>(tree: &TreeOnDevice, columns: usize, commits: bool) -> Option<Block> {
+fn block<Out: Tier>(needs: Needs, columns: usize, commits: bool) -> Option<Block> {
     let (shapes, symbols) =
         if commits { (COMMIT_SHAPES, Out::COMMIT_SYMBOLS) } else { (SHAPES, Out::SYMBOLS) };
-    let at = shapes.iter().position(|&(most, width, _)| most >= tree.most_nodes && width == columns)?;
+    let at = shapes.iter().position(|&(most, width, _)| most >= needs.nodes && width == columns)?;
     let (most, width, threads) = shapes[at];
     let tiles = (2 * most + Out::PARTS * width) * 256;
     // R and exp(g_cum) q S0 lie over the tiles
     let after = 8 * most * (width + 8);
-    let shared = tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words;
+    let shared = tiles.max(after) + behind_tiles(needs, most);
     Some(Block { symbol: symbols[at], threads, shared })
 }
 
 /// The smallest of the built blocks for f32 rows.
-fn wide_block(tree: &TreeOnDevice, columns: usize) -> Option<Block> {
+fn wide_block(needs: Needs, columns: usize) -> Option<Block> {
     let &(most, width, threads, symbol) =
-        WIDE.iter().find(|&&(most, width, ..)| most >= tree.most_nodes && width == columns)?;
+        WIDE.iter().find(|&&(most, width, ..)| most >= needs.nodes && width == columns)?;
     let tiles = (2 * most + width) * 512;
     let after = 8 * most * (width + 8);
-    let shared = tiles.max(after) + 8 * tree.most_entries + 28 * most + 4 * tree.most_words;
+    let shared = tiles.max(after) + behind_tiles(needs, most);
     Some(Block { symbol, threads, shared })
 }
 
 /// Bytes of shared memory of one block of `columns` value columns for f32 rows, `None` where no such block is built.
 pub fn wide_shared_bytes(tree: &TreeOnDevice, columns: usize) -> Option<usize> {
-    wide_block(tree, columns).map(|block| block.shared)
+    wide_block(tree.needs(), columns).map(|block| block.shared)
 }
 
 /// Bytes of shared memory of one block of `columns` value columns, `None` where no such block is built.
 pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, columns: usize) -> Option<usize> {
-    block::<Out>(tree, columns, false).map(|block| block.shared)
+    block::<Out>(tree.needs(), columns, false).map(|block| block.shared)
 }
 
 /// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32, 64 or 128). Reads the pool only.
@@ -205,7 +210,8 @@ pub fn verify<Out: Tier>(
         return Ok(());
     }
     let args = args(dims, tree);
-    let block = block::<Out>(tree, columns, false).ok_or_else(|| unsupported(tree, columns, BUILT))?;
+    let block =
+        block::<Out>(tree.needs(), columns, false).ok_or_else(|| unsupported(tree, columns, BUILT))?;
     let (mut launch, config) = prepare(stream, dims, batch, columns, ("tree_gdn/fused", block))?;
     launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.cu_nodes).read(&tree.slots);
     launch.read(&tree.plans).read(&tree.plan_at).write(&mut o).write(&mut u).write(&mut g_cum);
@@ -234,7 +240,7 @@ pub fn verify_wide(
     }
     let args = args(dims, tree);
     let built = "32 or 64 columns to 128 nodes for f32 rows";
-    let block = wide_block(tree, columns).ok_or_else(|| unsupported(tree, columns, built))?;
+    let block = wide_block(tree.needs(), columns).ok_or_else(|| unsupported(tree, columns, built))?;
     let (mut launch, config) = prepare(stream, dims, batch, columns, ("tree_gdn/fused_wide", block))?;
     launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.cu_nodes).read(&tree.slots);
     launch.read(&tree.plans).read(&tree.plan_at).write(&mut o).write(&mut u).write(&mut g_cum);
@@ -266,7 +272,7 @@ pub fn commit_and_verify<Out: Tier>(
     }
     let args = args(dims, tree);
     let built = "32 columns to 256 nodes, 128 columns to 128 nodes";
-    let block = block::<Out>(tree, columns, true).ok_or_else(|| unsupported(tree, columns, built))?;
+    let block = block::<Out>(tree.needs(), columns, true).ok_or_else(|| unsupported(tree, columns, built))?;
     let (mut launch, config) = prepare(stream, dims, batch, columns, ("tree_gdn/fused_commit", block))?;
     launch.value(&args).read(&pending.qkv).read(&pending.gates).read(&pending.u);
     launch.read(&pending.on_device.rows).read(&pending.on_device.cu_rows);
@@ -327,4 +333,73 @@ fn prepare<'a>(
         shared_mem_bytes: shared as u32,
     };
     Ok((Launch::of(stream, OP, &kernels, function), config))
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::{COMMIT_SHAPES, SHAPES, Tier, WIDE, block, wide_block};
+    use crate::cuda::{TreeLayout, Words};
+    use crate::{DraftTree, TreeBatch};
+
+    /// Bytes of shared memory that a block may have on compute capability 8.6, 8.9, 12.0 and 12.1.
+    const SMALL: usize = 99 * 1024;
+
+    fn needs(tree: DraftTree) -> crate::cuda::Needs {
+        TreeLayout::new(&TreeBatch::single(tree, 0), &mut Words::default()).needs()
+    }
+
+    fn bytes<Out: Tier>(tree: DraftTree, columns: usize) -> Option<usize> {
+        block::<Out>(needs(tree), columns, false).map(|block| block.shared)
+    }
+
+    fn wide_bytes(tree: DraftTree, columns: usize) -> Option<usize> {
+        wide_block(needs(tree), columns).map(|block| block.shared)
+    }
+
+    #[test]
+    fn blocks_of_32_columns_hold_128_shallow_nodes_within_99_kib() {
+        let (bole, chain) = (|n| DraftTree::bole(n, 3).unwrap(), |n| DraftTree::chain(n).unwrap());
+        for (what, bytes, fits) in [
+            ("tier A, Bole's 128", bytes::<f32>(bole(128), 32), true),
+            ("tier B, Bole's 128", bytes::<bf16>(bole(128), 32), true),
+            ("tier A, Bole's 256", bytes::<f32>(bole(256), 32), false),
+            ("tier A, a chain of 64", bytes::<f32>(chain(64), 32), true),
+            ("tier A, a chain of 128", bytes::<f32>(chain(128), 32), false),
+            ("tier A, Bole's 32, 128 columns", bytes::<f32>(bole(32), 128), true),
+            ("tier A, Bole's 64, 128 columns", bytes::<f32>(bole(64), 128), false),
+            ("f32 rows, Bole's 64", wide_bytes(bole(64), 32), true),
+            ("f32 rows, Bole's 128", wide_bytes(bole(128), 32), false),
+        ] {
+            let bytes = bytes.unwrap_or_else(|| panic!("{what}: no block"));
+            assert_eq!(bytes <= SMALL, fits, "{what}: {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn trees_beyond_the_built_blocks_have_none() {
+        let chain = |nodes| needs(DraftTree::chain(nodes).unwrap());
+        assert!(
+            block::<f32>(chain(256), 32, false).is_some() && block::<f32>(chain(256), 128, false).is_none()
+        );
+        assert!(block::<f32>(chain(256), 64, true).is_none(), "no block of 64 columns commits");
+        assert!(wide_block(chain(128), 64).is_some() && wide_block(chain(129), 32).is_none());
+        assert!(block::<bf16>(chain(8), 33, false).is_none());
+    }
+
+    #[test]
+    fn the_smallest_block_that_takes_a_tree_is_taken() {
+        for shapes in [SHAPES.to_vec(), COMMIT_SHAPES.to_vec()] {
+            for columns in [32, 64, 128] {
+                let of: Vec<usize> =
+                    shapes.iter().filter(|shape| shape.1 == columns).map(|shape| shape.0).collect();
+                assert!(of.is_sorted(), "{columns} columns: {of:?}");
+            }
+        }
+        assert!(WIDE.iter().filter(|shape| shape.1 == 32).map(|shape| shape.0).is_sorted());
+        let symbol = |nodes| block::<f32>(needs(DraftTree::chain(nodes).unwrap()), 32, false).unwrap().symbol;
+        assert_eq!(symbol(16), "tree_gdn_fused_n16_v32_a_f32");
+        assert_eq!(symbol(17), "tree_gdn_fused_n32_v32_a_f32");
+    }
 }

@@ -44,7 +44,11 @@ fn numbers_out_of_range_name_their_flag() {
     let long = "a".repeat(60_000);
     refused(&["generate", &long], 1, "prompt: expected at most 2047 tokens");
     refused(&["bench", "--limit", "0"], 2, "'0' for '--limit");
-    refused(&["bench", "--kinds", "nope"], 1, "--kinds: expected some of chat, code, fixed, textbook, got nope");
+    refused(
+        &["bench", "--kinds", "nope"],
+        1,
+        "--kinds: expected some of chat, code, fixed, textbook, got nope",
+    );
 }
 
 #[test]

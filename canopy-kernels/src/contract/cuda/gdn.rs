@@ -107,8 +107,10 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         Kernel::new(gpu, "tree_gdn split f32", VERIFY, TIER_A, split::<f32>)
             .planted("tree_gdn/verify", VERIFY_FAULTS),
         Kernel::new(gpu, "tree_gdn split bf16", VERIFY, TIER_A, split::<bf16>).rounded(QKV),
-        Kernel::new(gpu, "tree_gdn split inverse", VERIFY, TIER_A, inverse)
+        Kernel::new(gpu, "tree_gdn split inverse", VERIFY, TIER_A, by_solve(Solve::Dense))
             .planted("tree_gdn/series", INVERSE_FAULTS),
+        series_kernel(gpu, "tree_gdn split neumann", Solve::Neumann),
+        series_kernel(gpu, "tree_gdn split squaring", Solve::Squaring),
         Kernel {
             refuses: long_chains::<false>,
             ..Kernel::new(gpu, "tree_gdn commit bf16", COMMIT, Bound::Element(5e-6), commit_fused)
@@ -327,11 +329,23 @@ fn split<T: launch::Element + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]
     planes.read(gpu, scene, out).map(drop)
 }
 
-/// The split design with the inverse once per value head.
-fn inverse(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
+/// The split design under a series, whose launches share the inverse's last entry point and with it the faults inside.
+fn series_kernel(gpu: &Gpu, name: &str, solve: Solve) -> Kernel {
+    Kernel {
+        loses: |shape| shape.hard,
+        ..Kernel::new(gpu, name, "tree_gdn verify forward", TIER_A, by_solve(solve))
+    }
+}
+
+/// The split design under a solve that makes matrices first.
+fn by_solve(solve: Solve) -> impl Fn(&Gpu, &Scene, &mut [f32]) -> Result<()> + Send + Sync + 'static {
+    move |gpu, scene, out| split_by(solve, gpu, scene, out)
+}
+
+fn split_by(solve: Solve, gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
     let (inputs, mut planes) = (Inputs::<f32>::new(gpu, scene)?, Planes::new(gpu, scene)?);
     let dims = dims(scene);
-    let mut scratch = Scratch::new(gpu, series::scratch_len(dims, &scene.batch, Solve::Dense)?)?;
+    let mut scratch = Scratch::new(gpu, series::scratch_len(dims, &scene.batch, solve)?)?;
     let buffers = launch::VerifyBuffers {
         qkv: inputs.qkv.view(),
         gates: inputs.gates.view(),
@@ -341,7 +355,7 @@ fn inverse(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
         u: planes.u.view_mut(),
         g_cum: planes.g_cum.view_mut(),
     };
-    series::verify(&gpu.0, dims, &scene.batch, &inputs.tree, Solve::Dense, buffers)?;
+    series::verify(&gpu.0, dims, &scene.batch, &inputs.tree, solve, buffers)?;
     scratch.check(gpu)?;
     inputs.untouched(gpu)?;
     planes.read(gpu, scene, out).map(drop)

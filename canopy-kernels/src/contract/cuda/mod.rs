@@ -66,6 +66,7 @@ struct Kernel {
     /// The drafter's widths.
     narrow: bool,
     refuses: fn(&Shape) -> bool,
+    loses: fn(&Shape) -> bool,
     more_shapes: Vec<Shape>,
     sums: Option<SumScene>,
     sums_bound: Bound,
@@ -103,6 +104,7 @@ impl Kernel {
             rounded: &[],
             narrow: false,
             refuses: |_| false,
+            loses: |_| false,
             more_shapes: Vec::new(),
             sums: None,
             sums_bound: bound,
@@ -190,6 +192,10 @@ impl Subject for Kernel {
 
     fn refuses(&self, shape: &Shape) -> bool {
         (self.refuses)(shape)
+    }
+
+    fn loses(&self, shape: &Shape) -> bool {
+        (self.loses)(shape)
     }
 
     fn more_shapes(&self) -> Vec<Shape> {

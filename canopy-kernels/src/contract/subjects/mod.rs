@@ -82,6 +82,11 @@ pub(super) trait Subject: Send + Sync {
         let _ = shape;
         false
     }
+    /// Whether the kernel's form is known to lose a shape's inputs, so that no bound holds: what series do to nearly equal keys.
+    fn loses(&self, shape: &Shape) -> bool {
+        let _ = shape;
+        false
+    }
     /// Edges of this kernel beside those of all.
     fn more_shapes(&self) -> Vec<Shape> {
         Vec::new()
