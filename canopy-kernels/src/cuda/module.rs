@@ -26,6 +26,7 @@ pub fn has_driver() -> bool {
 pub struct Kernels {
     modules: HashMap<&'static str, Arc<CudaModule>>,
     shared_limit: i32,
+    multiprocessors: i32,
     sm: u32,
     functions: Mutex<HashMap<&'static str, CudaFunction>>,
 }
@@ -65,7 +66,9 @@ impl Kernels {
         let modules = images.iter().filter(runs_here).map(load).collect::<Result<HashMap<_, _>>>()?;
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(driver)?;
-        Ok(Self { modules, shared_limit, sm, functions: Mutex::default() })
+        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = context.attribute(count).map_err(driver)?;
+        Ok(Self { modules, shared_limit, multiprocessors, sm, functions: Mutex::default() })
     }
 
     /// The entry point `symbol` of `image` (room/file), allowed all the shared memory that a block of this device may have. The
@@ -111,6 +114,13 @@ impl Kernels {
     /// Whether this build has `image` (room/file) for this device; files named `_sm90a` are for compute capability 9.0 alone.
     pub fn has(&self, image: &str) -> bool {
         self.modules.contains_key(image)
+    }
+
+    /// Bytes of shared memory for a launch of so many blocks that need `bytes` each. A launch that has a multiprocessor for every block takes
+    /// more than half of one, so that blocks that begin early do not share a multiprocessor while others are about to be free.
+    pub(crate) fn spread(&self, blocks: usize, bytes: usize) -> usize {
+        let alone = self.shared_limit as usize / 2 + 1024;
+        if blocks <= self.multiprocessors as usize { bytes.max(alone) } else { bytes }
     }
 
     /// Bytes of shared memory that a block of this device may have.
