@@ -25,6 +25,8 @@ pub(crate) struct Launch<'a> {
     op: &'static str,
     function: CudaFunction,
     overlaps: bool,
+    /// Blocks that have a multiprocessor each, and the shared memory that keeps others away from it.
+    alone: (usize, usize),
     params: Vec<Param>,
     used: Vec<SyncOnDrop<'a>>,
 }
@@ -50,7 +52,8 @@ impl<'a> Launch<'a> {
         function: CudaFunction,
     ) -> Self {
         let (params, used) = (Vec::with_capacity(16), Vec::with_capacity(16));
-        Self { stream, op, function, overlaps: kernels.overlaps(), params, used }
+        let alone = (kernels.multiprocessors(), kernels.shared_limit() / 2 + 1024);
+        Self { stream, op, function, overlaps: kernels.overlaps(), alone, params, used }
     }
 
     /// The next parameter, by value.
@@ -73,6 +76,20 @@ impl<'a> Launch<'a> {
         self.params.push(Param::Address(address));
         self.used.push(used);
         self
+    }
+
+    /// `config` with a multiprocessor for every block where there are enough: blocks that begin early would share one while others are about to
+    /// be free, and the launch would take as long as those two.
+    pub(crate) fn spread(&self, mut config: LaunchConfig) -> Result<LaunchConfig> {
+        let (x, y, z) = config.grid_dim;
+        let (multiprocessors, bytes) = self.alone;
+        if self.overlaps && (x * y * z) as usize <= multiprocessors {
+            let fixed = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let fixed =
+                self.function.get_attribute(fixed).map_err(|source| Error::Driver { op: self.op, source })?;
+            config.shared_mem_bytes = config.shared_mem_bytes.max(bytes as u32 - fixed as u32);
+        }
+        Ok(config)
     }
 
     /// Launches it.

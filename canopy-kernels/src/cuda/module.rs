@@ -116,11 +116,9 @@ impl Kernels {
         self.modules.contains_key(image)
     }
 
-    /// Bytes of shared memory for a launch of so many blocks that need `bytes` each. A launch that has a multiprocessor for every block takes
-    /// more than half of one, so that blocks that begin early do not share a multiprocessor while others are about to be free.
-    pub(crate) fn spread(&self, blocks: usize, bytes: usize) -> usize {
-        let alone = self.shared_limit as usize / 2 + 1024;
-        if blocks <= self.multiprocessors as usize { bytes.max(alone) } else { bytes }
+    /// Multiprocessors of the device.
+    pub(crate) fn multiprocessors(&self) -> usize {
+        self.multiprocessors as usize
     }
 
     /// Bytes of shared memory that a block of this device may have.

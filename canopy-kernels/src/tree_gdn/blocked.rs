@@ -120,6 +120,7 @@ pub fn verify(
     };
     let function = kernels.function(OP, "tree_gdn/blocked", shape.symbol)?;
     let mut launch = Launch::of(stream, OP, &kernels, function);
+    let config = launch.spread(config)?;
     launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.parents).read(&tree.mask);
     launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut o).write(&mut u).write(&mut g_cum);
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written.

@@ -327,14 +327,14 @@ fn prepare<'a>(
         .map_err(|source| Error::Driver { op: OP, source })?;
     let limit = kernels.shared_limit() - fixed as usize;
     super::launch::expect_shared(OP, shared, limit)?;
-    let blocks = dims.dv / columns * dims.v_heads * batch.sequences();
-    let shared = kernels.spread(blocks, shared).min(limit);
     let config = LaunchConfig {
         grid_dim: ((dims.dv / columns) as u32, dims.v_heads as u32, batch.sequences() as u32),
         block_dim: (threads, 1, 1),
         shared_mem_bytes: shared as u32,
     };
-    Ok((Launch::of(stream, OP, &kernels, function), config))
+    let launch = Launch::of(stream, OP, &kernels, function);
+    let config = launch.spread(config)?;
+    Ok((launch, config))
 }
 
 #[cfg(test)]

@@ -208,6 +208,7 @@ pub fn verify<T: Element>(
         shared_mem_bytes: shared as u32,
     };
     let mut launch = Launch::new(stream, OP, VERIFY, T::SYMBOLS[1])?;
+    let config = launch.spread(config)?;
     launch.value(&args).read(&qkv).read(&gates).read(&state).read(&tree.parents).read(&tree.mask);
     launch
         .read(&tree.cu_nodes)

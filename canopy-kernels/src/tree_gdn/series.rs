@@ -106,6 +106,7 @@ pub fn verify<T: Element>(
         shared_mem_bytes: shared as u32,
     };
     let mut launch = Launch::new(stream, OP, IMAGE, T::SYMBOLS[3])?;
+    let config = launch.spread(config)?;
     launch.value(&args).value(&how).read(&qkv).read(&gates).read(&state).read(&tree.parents).read(&tree.mask);
     launch.read(&tree.cu_nodes).read(&tree.slots).read(&gram).value(&made.stride).write(&mut tiles);
     launch.write(&mut o).write(&mut u).write(&mut g_cum);

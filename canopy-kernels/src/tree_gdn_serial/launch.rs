@@ -179,8 +179,9 @@ pub fn verify<T: Element>(
         .read(&tree.cu_nodes)
         .read(&tree.slots);
     launch.write(&mut snapshots).write(&mut o);
+    let config = launch.spread(config(dims, columns, batch.sequences()))?;
     // SAFETY: lengths and slots checked above; every element of o, and every snapshot of a sequence with a slot, is written.
-    unsafe { launch.launch(config(dims, columns, batch.sequences())) }
+    unsafe { launch.launch(config) }
 }
 
 /// Walks every chain of `tree` ([`TreeOnDevice::part`] leaves the others out) with the state in registers (one launch, blocks of 32, 64 or 128 value columns).
@@ -218,9 +219,10 @@ pub fn chain<T: Element>(
         Pool::Advance(state) => launch.read(state),
     };
     launch.read(&tree.cu_nodes).read(&tree.slots).write(&mut o).write(&mut u).write(&mut g_cum);
+    let config = launch.spread(config(dims, columns, batch.sequences()))?;
     // SAFETY: lengths and slots checked above; every element of o, u and g_cum is written; the pool is written only when it came mutable,
     // by each CTA in its own value rows of its own slot.
-    unsafe { launch.launch(config(dims, columns, batch.sequences())) }
+    unsafe { launch.launch(config) }
 }
 
 /// Copies the snapshot of every accepted path's last node into the pool, in place.
