@@ -16,8 +16,9 @@ struct AttendArgs {
     float scale;          // D^-1/2 log2 e
     uint32_t tiles;       // ring_sm90a.cu: tiles of 128 rows in the call; 0: attend.cu
     uint32_t height;      // ring_sm90a.cu: rows of a CTA, 64 or 128; 0: as many as the keys ask for
+    uint32_t wide;        // out is f32, not bf16
 };
-static_assert(sizeof(AttendArgs) == 40, "launch.rs AttendArgs");
+static_assert(sizeof(AttendArgs) == 44, "launch.rs AttendArgs");
 
 namespace canopy {
 
@@ -53,6 +54,9 @@ struct Walk {
 
     // Parts to merge: the splits and then the paths; or the splits, whose last has the paths, or sums of `chunk` of them.
     __device__ __forceinline__ int parts() const { return chunk > 1 ? (splits + kFold - 1) / kFold : splits + (tree && !chunk ? 1 : 0); }
+
+    // One part has all the keys: ring_sm90a.cu gives the outputs itself, and merge.cu looks at those in doubt alone.
+    __device__ __forceinline__ bool direct() const { return chunk && parts() == 1; }
 
     // The first tile of a split of ring_sm90a.cu.
     __device__ __forceinline__ int edge(int split) const { return times_in(split * all, anew(splits)); }

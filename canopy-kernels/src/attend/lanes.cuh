@@ -34,6 +34,18 @@ __device__ __forceinline__ int anew(int x) {
     return x;
 }
 
+__device__ __forceinline__ float inverse_of(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// x / sum, `inverse` being about 1 / sum: the remainder makes up for it.
+__device__ __forceinline__ float share_of(float x, float sum, float inverse) {
+    const float y = __fmul_rn(x, inverse);
+    return fmaf(fmaf(-y, sum, x), inverse, y);
+}
+
 // What will be read soon.
 __device__ __forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 

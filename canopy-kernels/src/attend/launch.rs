@@ -34,6 +34,7 @@ pub(super) struct AttendArgs {
     scale: f32,
     pub tiles: u32,
     pub height: u32,
+    wide: u32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for AttendArgs {}
@@ -178,6 +179,7 @@ pub(crate) fn launch<Out: Output>(
         scale: dims.scale() * std::f32::consts::LOG2_E,
         tiles: if tile.rings() { ring::tiles(dims, streams.counts) as u32 } else { 0 },
         height: tile.rows().unwrap_or(0) as u32,
+        wide: (size_of::<Out>() == 4).into(),
     };
     let parts = streams.parts(dims);
     let heads = rows * dims.q_heads;
@@ -189,7 +191,8 @@ pub(crate) fn launch<Out: Output>(
     let function = kernels.function(op, image, symbols[width])?;
     if tile.rings() {
         let job = Job { op, dims, args, tile, counts: streams.counts, capacity, kernels: &kernels, function };
-        ring::launch(stream, &job, streams, (&q, &k_cache, &v_cache, &lens), (&mut part_o, &mut part_ml))?;
+        let inputs = (&q, &k_cache, &v_cache, &lens);
+        ring::launch(stream, &job, streams, inputs, (&mut part_o, &mut part_ml, &mut out))?;
     } else {
         let rows = tile.rows().unwrap_or(128);
         let config = LaunchConfig {

@@ -1,8 +1,7 @@
-// What ring_sm90a.cu is made of: the ring's layout and turns, the orders to the copy engine, and the rows of one warpgroup.
+// What ring_sm90a.cu is made of beside its jobs: the rows of one warpgroup.
 #pragma once
-#include "args.cuh"
-#include "canopy/bulk.cuh"
 #include "canopy/wgmma.cuh"
+#include "job.cuh"
 #include "lanes.cuh"
 
 namespace canopy {
@@ -12,104 +11,15 @@ namespace canopy {
 constexpr float kGrid = 32.f;
 constexpr float kReach = 16.f;  // powers of two by which weights may exceed 1 before the level moves
 
-template <int D>
-struct Ring {
-    static constexpr int kKeys = kTileKeys<D>, kRows = 128, kWorkers = 2 * kRows;
-    static constexpr int kThreads = kWorkers + 128;  // registers move between whole warpgroups
-    static constexpr int kTile = kKeys * 2 * D, kQ = kRows * 2 * D;
-    static constexpr int kStages = D == 256 ? 5 : 4;
-    // where there is room, the sums of a fold: D / 8 pairs for each of a thread's two rows
-    static constexpr bool kHolds = D == 128;
-    static constexpr int kFoldBytes = kHolds ? 4 * D * kRows : 0;
-    static constexpr int kFoldAt = kQ + kStages * kTile, kTable = kFoldAt + kFoldBytes, kBarriers = kTable + 16 * kRows;
-    static constexpr int kBytes = kBarriers + 16 * kStages + 32;
-    static_assert(kBytes <= 232448, "launch.rs");
+// Where the sums of a split go. Those that end a walk (`Ends` below) may be all that there are.
+struct Leaving {
+    const AttendArgs& a;
+    size_t part;        // the first place of its part
+    bool direct, last;  // one part has all keys; no split of this part follows
+    float* part_o;
+    float2* part_ml;
+    void* out;
 };
-
-// Where 16-byte chunk `chunk` of a row lies in a tile of ROWS rows.
-template <int ROWS>
-__device__ __forceinline__ uint32_t spot(int row, int chunk) {
-    return chunk / 8 * (ROWS * 128) + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
-}
-
-// A place in the ring, and the parity of its turn.
-template <int STAGES>
-struct Turn {
-    uint32_t slot = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++slot < STAGES) return;
-        slot = 0;
-        parity ^= 1;
-    }
-};
-
-// What a CTA works on: up to `height` (row, query head of the group) pairs from `row0` on, and consecutive splits.
-struct Job {
-    Walk w;
-    int total, height;
-    int row0, kv_head;
-    int first, last;  // splits [first, last); none: no work
-    int from, to;     // their tiles
-};
-
-// The work of CTA `cell` of `cells` of stream b: row tiles side by side under each KV head, these for each run of parts.
-template <int D>
-__device__ __forceinline__ Job job_of(const AttendArgs& a, int b, int cell, int cells, const int* lens, const int* slots, const int* cu_nodes) {
-    Job job;
-    job.w = walk_of<D>(a, b, lens, slots, cu_nodes);
-    const Walk& w = job.w;
-    job.total = w.rows * times_in(a.q_heads, a.kv_heads);
-    job.height = w.tall ? 128 : 64;
-    const int row_tiles = max(w.tall ? (job.total + 127) / 128 : (job.total + 63) / 64, 1), across = row_tiles * (int)a.kv_heads;
-    const int parts = w.parts(), runs = min(max(times_in(cells, across), 1), parts), run = times_in(cell, across);
-    const int column = cell - run * across;
-    job.kv_head = times_in(column, row_tiles);
-    job.row0 = (column - job.kv_head * row_tiles) * job.height;
-    job.first = times_in(run * parts, runs) * w.chunk;
-    job.last = min(times_in((run + 1) * parts, runs) * w.chunk, w.splits);
-    if (w.slot < 0 || !w.fits || job.total == 0 || run >= runs) job.last = job.first;
-    job.from = w.edge(job.first);
-    job.to = w.edge(job.last);
-    return job;
-}
-
-// One tile of a split: its keys in position order, or the rows' own ones.
-struct Part {
-    bool paths;
-    int key, row;  // the first key (node), its row in the slot
-};
-
-__device__ __forceinline__ Part part_at(const Walk& w, int keys, int tile) {
-    if (tile < w.tiles) return {false, (w.tile + tile) * keys, (w.tile + tile) * keys};
-    const int node = (tile - w.tiles) * keys;
-    return {true, node, w.context + node};
-}
-
-// The copy engine's orders for all tiles.
-template <int D>
-__device__ __forceinline__ void feed(const Job& job, const CUtensorMap& keys, const CUtensorMap& values, uint32_t ring, uint32_t full,
-                                     uint32_t empty) {
-    using S = Ring<D>;
-    Turn<S::kStages> turn;
-    const auto load = [&](const CUtensorMap& map, int tile) {
-        wait_phase(empty + 8 * turn.slot, turn.parity ^ 1);
-        const uint32_t told = full + 8 * turn.slot, to = ring + turn.slot * S::kTile;
-        arrive_expecting(told, S::kTile);
-        const int row = part_at(job.w, S::kKeys, tile + (CANOPY_FAULT(early_fetch) && tile + 1 < job.to)).row;
-#pragma unroll
-        for (int block = 0; block < D / 64; ++block) {
-            const int4 at = make_int4(64 * block, job.kv_head, row, job.w.slot);
-            const uint32_t there = to + block * (S::kKeys * 128);
-            copy_box(there, &map, at, told);
-        }
-        turn.next();
-    };
-#pragma unroll 1
-    for (int tile = job.from; tile <= job.to; ++tile) {
-        if (tile < job.to) load(keys, tile);
-        if (tile > job.from) load(values, tile - 1);
-    }
-}
 
 template <int D>
 struct Rows {
@@ -220,9 +130,48 @@ struct Rows {
         }
     }
 
+    // A row's outputs where one part has all its keys, in the steps of merge.cu, which looks again where the weights' sum has a sign.
+    template <typename Out>
+    __device__ __forceinline__ void give(int h, int index, const Level& sums, size_t heads, Out* out, float2* part_ml) {
+        const int lane = anew(threadIdx.x) % 32;
+        const float times = sums.top == -INFINITY ? 0.f : 1.f, whole = __fmul_rn(fabsf(sums.sum), times), sum = planted_ulp(whole);
+        const float inverse = inverse_of(sum);
+        float finite = 0.f;
+#pragma unroll
+        for (int t = 0; t < D / 8; ++t)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                float& x = o[4 * t + 2 * h + c];
+                x = share_of(fmaf(x, times, 0.f), sum, inverse);
+                finite = fmaf(x, 0.f, finite);
+            }
+        const bool doubtful = quad_sum(finite) != 0.f || signbit(sums.sum);
+        if (index < 0 || (CANOPY_FAULT(gap) && index + 1 == heads)) return;
+        if (lane % 4 == 0) part_ml[index] = make_float2(sums.top, doubtful ? -whole : whole);
+        if (CANOPY_FAULT(overrun) && index + 1 == heads) store(out + heads * D, 0.f);
+        Out* const to = out + (size_t)index * D + lane % 4 * 2;
+        if ((size_t)out % (2 * sizeof(Out)) == 0) {
+#pragma unroll
+            for (int t = 0; t < D / 8; ++t) store2(to + 8 * t, o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
+        } else {
+#pragma unroll
+            for (int t = 0; t < D / 8; ++t)
+#pragma unroll
+                for (int c = 0; c < 2; ++c) store(to + 8 * t + c, o[4 * t + 2 * h + c]);
+        }
+    }
+
+    __device__ __forceinline__ void give(const AttendArgs& a, int h, int index, const Level& sums, void* out, float2* part_ml) {
+        const size_t heads = (size_t)a.rows * a.q_heads;
+        if (a.wide)
+            give(h, index, sums, heads, static_cast<float*>(out), part_ml);
+        else
+            give(h, index, sums, heads, static_cast<__nv_bfloat16*>(out), part_ml);
+    }
+
     // Adds the sums of a split to those of the fold's splits before it, which lie in shared memory at `fold`; the last one's go to memory.
-    __device__ __forceinline__ void hold(const Row* own, size_t part, int nth, bool last, uint32_t marks, Level (&so_far)[2], float2* fold,
-                                         float* part_o, float2* part_ml) {
+    template <bool Ends>
+    __device__ __forceinline__ void hold(const Leaving& to, const Row* own, int nth, uint32_t marks, Level (&so_far)[2], float2* fold) {
         const int lane = anew(threadIdx.x) % 32;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -244,24 +193,28 @@ struct Rows {
                     }
                 }
             }
-            if (!last) {
+            if (!to.last) {
 #pragma unroll
                 for (int t = 0; t < D / 8; ++t) held[t * S::kWorkers] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
                 continue;
             }
             const int index = own[8 * h].place;
+            if (Ends && to.direct) {
+                give(to.a, h, index, so_far[h], to.out, to.part_ml);
+                continue;
+            }
             if (index < 0) continue;
-            const size_t place = part + index;
-            if (lane % 4 == 0) part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
-            float2* const out = reinterpret_cast<float2*>(part_o + place * D) + lane % 4;
+            const size_t place = to.part + index;
+            if (lane % 4 == 0) to.part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
+            float2* const out = reinterpret_cast<float2*>(to.part_o + place * D) + lane % 4;
 #pragma unroll
             for (int t = 0; t < D / 8; ++t) out[4 * t] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
         }
     }
 
     // Adds the sums of split `nth` of a part to those of the splits before it, which lie in memory where this thread put them.
-    __device__ __forceinline__ void leave(const Row* own, size_t part, int nth, uint32_t marks, Level (&so_far)[2], float* part_o,
-                                          float2* part_ml) const {
+    template <bool Ends>
+    __device__ __forceinline__ void leave(const Leaving& to, const Row* own, int nth, uint32_t marks, Level (&so_far)[2]) {
         const int lane = anew(threadIdx.x) % 32;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -276,10 +229,15 @@ struct Rows {
             else
                 take_in(so_far[h], mine, down, up);
             const int index = own[8 * h].place;
+            if (Ends && to.direct && to.last) {
+                if (nth > 0 && index >= 0) take<8>(h, reinterpret_cast<float2*>(to.part_o + (to.part + index) * D) + lane % 4, down, up);
+                give(to.a, h, index, so_far[h], to.out, to.part_ml);
+                continue;
+            }
             if (index < 0) continue;
-            const size_t place = part + index;
-            if (lane % 4 == 0) part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
-            float2* const out = reinterpret_cast<float2*>(part_o + place * D) + lane % 4;
+            const size_t place = to.part + index;
+            if (lane % 4 == 0) to.part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
+            float2* const out = reinterpret_cast<float2*>(to.part_o + place * D) + lane % 4;
             if (nth == 0) {
 #pragma unroll
                 for (int t = 0; t < D / 8; ++t) out[4 * t] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
@@ -299,6 +257,23 @@ struct Rows {
                         out[4 * (first + t)] = make_float2(taken_in(held[t].x, down, mine[0], up), taken_in(held[t].y, down, mine[1], up));
                     }
                 }
+            }
+        }
+    }
+
+    // Takes a row's sums so far from memory, `Ahead` loads at a time.
+    template <int Ahead>
+    __device__ __forceinline__ void take(int h, const float2* from, float down, float up) {
+#pragma unroll
+        for (int first = 0; first < D / 8; first += Ahead) {
+            float2 held[Ahead];
+#pragma unroll
+            for (int t = 0; t < Ahead; ++t) held[t] = __ldcg(from + 4 * (first + t));  // where additions in memory are seen
+#pragma unroll
+            for (int t = 0; t < Ahead; ++t) {
+                float* const x = o + 4 * (first + t) + 2 * h;
+                x[0] = taken_in(held[t].x, down, x[0], up);
+                x[1] = taken_in(held[t].y, down, x[1], up);
             }
         }
     }

@@ -99,13 +99,13 @@ fn describe(stream: &Arc<CudaStream>, job: &Job<'_>, pool: &CudaView<'_, bf16>) 
     }
 }
 
-/// The launch over splits: `inputs` are q, keys, values and lengths, `parts` the sums and their levels.
-pub(super) fn launch(
+/// The launch over splits: `inputs` are q, keys, values and lengths, `outputs` the sums, their levels, and out.
+pub(super) fn launch<Out>(
     stream: &Arc<CudaStream>,
     job: &Job<'_>,
     streams: &Streams<'_>,
     inputs: (&CudaView<'_, bf16>, &CudaView<'_, bf16>, &CudaView<'_, bf16>, &CudaView<'_, i32>),
-    parts: (&mut CudaViewMut<'_, f32>, &mut CudaViewMut<'_, f32>),
+    outputs: (&mut CudaViewMut<'_, f32>, &mut CudaViewMut<'_, f32>, &mut CudaViewMut<'_, Out>),
 ) -> Result<()> {
     let (q, keys, values, lens) = inputs;
     let maps = [describe(stream, job, keys)?, describe(stream, job, values)?];
@@ -122,7 +122,7 @@ pub(super) fn launch(
         // blocks have no node arrays: the kernel does not read these places
         None => launch.read(&streams.slots).read(&streams.slots),
     };
-    launch.write(parts.0).write(parts.1);
+    launch.write(outputs.0).write(outputs.1).write(outputs.2);
     // SAFETY: lengths checked by the caller; lengths and slots that do not fit are left out by the kernel, which waits before it reads.
     unsafe { launch.launch(config) }
 }

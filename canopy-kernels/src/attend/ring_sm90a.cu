@@ -5,6 +5,9 @@
 // the products of the next tile's scores and of this tile's outputs run while the next weights are made. A CTA's splits follow one another
 // in one walk over its tiles: where a split ends, its sums leave while the products of the next one's first scores run. Nothing but the ring
 // couples the warpgroups. Where the keys are few, a CTA has 64 rows and its second warpgroup ends at once: a tile's rows are not in its bits.
+// Where one part has all of a row's keys, its outputs are given here; else merge.cu adds the parts.
+#include <type_traits>
+
 #include "ring.cuh"
 
 namespace canopy {
@@ -40,7 +43,8 @@ __device__ __forceinline__ void sanitize(char* tile, uint32_t* bad, int workers)
 template <int D>
 __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorMap& key_map, const CUtensorMap& value_map,
                                             const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values, const int* lens,
-                                            const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o, float2* part_ml) {
+                                            const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o, float2* part_ml,
+                                            void* out) {
     using S = Ring<D>;
     constexpr bool kTurns = D == 256;  // the warpgroups ask for products in turns
     extern __shared__ __align__(1024) char shared[];
@@ -117,14 +121,14 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         if (part.paths || part.key < common_from || part.key + S::kKeys > common_to) rows.hide(own, mask, part);
         rows.weigh(a.scale, down);
     };
-    const auto leave = [&](int split, uint32_t marks) {
+    const auto leave = [&](auto ends, int split, uint32_t marks) {
         const int part = w.chunk > 1 ? split / kFold : split, nth = w.chunk > 1 ? split % kFold : 0;
-        const size_t at = (size_t)part * a.rows * a.q_heads;
+        const bool last = w.chunk == 1 || nth == kFold - 1 || split + 1 == w.splits;
+        const Leaving to = {a, (size_t)part * a.rows * a.q_heads, w.direct(), last, part_o, part_ml, out};
         if constexpr (S::kHolds)
-            rows.hold(own, at, nth, w.chunk == 1 || nth == kFold - 1 || split + 1 == w.splits, marks, so_far,
-                      reinterpret_cast<float2*>(shared + S::kFoldAt) + anew(tid), part_o, part_ml);
+            rows.template hold<ends.value>(to, own, nth, marks, so_far, reinterpret_cast<float2*>(shared + S::kFoldAt) + anew(tid));
         else
-            rows.leave(own, at, nth, marks, so_far, part_o, part_ml);
+            rows.template leave<ends.value>(to, own, nth, marks, so_far);
     };
     bool broken = false;
     int split = job.first, end = w.edge(split + 1);
@@ -161,7 +165,7 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
             products_done<0>();
             rows.settle_all();
             broken |= rows.broken();
-            leave(split, 0);
+            leave(std::false_type{}, split, 0);
             rows.clear();
             end = w.edge(++split + 1);
         }
@@ -177,7 +181,7 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     products_done<0>();
     rows.settle_all();
     broken |= rows.broken();
-    leave(split, 0);
+    leave(std::true_type{}, split, 0);
 
     if (broken) *flag = 1;
     crew_meets(workers);  // nobody reads the ring any more
@@ -225,7 +229,7 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
             rows.settle_all();
             crew_meets(workers);
         }
-        leave(split, marks);
+        leave(std::true_type{}, split, marks);
     }
 }
 
@@ -236,8 +240,8 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         const __grid_constant__ AttendArgs a, const __grid_constant__ CUtensorMap key_map,                                         \
         const __grid_constant__ CUtensorMap value_map, const __nv_bfloat16* q, const __nv_bfloat16* keys,                          \
         const __nv_bfloat16* values, const int* lens, const int* slots, const int* cu_nodes, const uint32_t* mask, float* part_o,  \
-        float2* part_ml) {                                                                                                         \
-        canopy::attend_ring<D>(canopy::planted(a), key_map, value_map, q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml); \
+        float2* part_ml, void* out) {                                                                                              \
+        canopy::attend_ring<D>(canopy::planted(a), key_map, value_map, q, keys, values, lens, slots, cu_nodes, mask, part_o, part_ml, out); \
     }
 
 CANOPY_RING(256)
