@@ -39,8 +39,8 @@ impl Case {
     /// `kind` 0: any logits; 1: few different ones; 2: some tokens are forbidden; 3: some rows are broken.
     fn new(trees: usize, kind: usize, seed: u64) -> Self {
         let mut random = SplitMix64::new(seed);
-        let (vocab, most) = (1 + random.below(6), 1 + random.below(4));
-        let k = 1 + random.below(vocab);
+        let (vocab, most) = (2 + random.below(6), 1 + random.below(4));
+        let k = 1 + random.below(vocab).max(random.below(vocab));
         let mut case = Self {
             k,
             best: Vec::new(),
@@ -54,7 +54,8 @@ impl Case {
             let depths = 1 + random.below(most);
             case.drafts.push((random.below(6) > 0).then_some(Draft { first: rows, depths }));
             rows += depths;
-            case.cu_nodes.push(case.cu_nodes[case.cu_nodes.len() - 1] + 1 + random.below(60) as i32);
+            case.cu_nodes
+                .push(case.cu_nodes[case.cu_nodes.len() - 1] + 1 + random.below(5 + random.below(55)) as i32);
             case.lens.push(random.below(1000) as i32);
         }
         let mut logit = || match (kind, random.below(8)) {
