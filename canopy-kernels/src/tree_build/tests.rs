@@ -54,8 +54,8 @@ impl Case {
             let depths = 1 + random.below(most);
             case.drafts.push((random.below(6) > 0).then_some(Draft { first: rows, depths }));
             rows += depths;
-            case.cu_nodes
-                .push(case.cu_nodes[case.cu_nodes.len() - 1] + 1 + random.below(5 + random.below(55)) as i32);
+            let most_nodes = 5 + random.below(55);
+            case.cu_nodes.push(case.cu_nodes[case.cu_nodes.len() - 1] + 1 + random.below(most_nodes) as i32);
             case.lens.push(random.below(1000) as i32);
         }
         let mut logit = || match (kind, random.below(8)) {
