@@ -63,7 +63,7 @@ impl Case {
         top_tokens::cpu::forward(VOCAB, k, &logits, &mut best).map_err(text)?;
         // eighths, so that many sums are equal
         let ln = |at: usize| -((at % k) as f64 + (at / k % 2) as f64) / 8.0;
-        let stated = (round % 5 == 0).then(|| (0..MOST_DEPTH * k).map(ln).collect());
+        let stated = round.is_multiple_of(5).then(|| (0..MOST_DEPTH * k).map(ln).collect());
         let slots = (0..trees as i32).collect();
         let batch = TreeBatch::new(shapes, slots).map_err(text)?;
         let lens = (0..trees).map(|_| random.below(9000) as i32).collect();
