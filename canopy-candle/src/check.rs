@@ -10,7 +10,7 @@ pub(crate) struct Arg {
 }
 
 /// The argument `name` of `op`.
-pub(crate) fn arg(op: &'static str, name: &'static str) -> Arg {
+pub(crate) const fn arg(op: &'static str, name: &'static str) -> Arg {
     Arg { op, name }
 }
 

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Error, Result, Tensor};
 use canopy_kernels::{AcceptedPaths, GdnDims, TreeBatch};
 
 use crate::check::arg;
-use crate::{CacheRows, DevicePaths, DeviceTree};
+use crate::{CacheRows, DevicePaths, DeviceTree, TreeDraft};
 
 /// The result of a caller's work, whose errors candle's turn into.
 pub(crate) type Outcome<T, E> = std::result::Result<T, E>;
@@ -35,6 +35,22 @@ pub enum List {
     Wanted,
     /// Where drafted ids come from.
     Sources,
+    /// What trees are built from.
+    Drafts,
+    /// Stated log-probabilities of their candidates.
+    LogProbs,
+}
+
+/// Trees that the device builds from a draft before a pass reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct BuiltTrees<'a> {
+    /// `[B]`: the rows of the best tokens that a tree is built from; those without are as they were given. A tree that is built is given as
+    /// [`DraftTree::broom`](crate::DraftTree::broom) of its nodes and depths.
+    pub drafts: &'a [Option<TreeDraft>],
+    /// `[N]`: [`stated_node`](crate::stated_node) of every node of the other trees.
+    pub nodes: &'a [u32],
+    /// `[D, k]`: log-probabilities by depth and rank in place of the drafter's own.
+    pub stated: Option<&'a [f64]>,
 }
 
 /// What a pass reads besides weights and pools.
@@ -44,12 +60,17 @@ pub struct PassInputs {
     pub(crate) batch: Option<(TreeBatch, GdnDims)>,
     pub(crate) paths: Option<AcceptedPaths>,
     pub(crate) lists: Vec<(List, Arc<[i32]>)>,
-    /// Best tokens that ids come from.
+    /// Best tokens that ids and trees come from.
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "the CPU's ops take ids from the host alone")
     )]
     pub(crate) drafted: Option<Tensor>,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU's ops take trees from the host alone")
+    )]
+    pub(crate) built: Vec<Option<TreeDraft>>,
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "recordings depend on it, and are made on CUDA alone")
@@ -66,6 +87,7 @@ impl PassInputs {
             paths: None,
             lists: Vec::new(),
             drafted: None,
+            built: Vec::new(),
             tag: Vec::new(),
         }
     }
@@ -106,6 +128,22 @@ impl PassInputs {
     #[must_use]
     pub fn with_drafted_ids(self, best: &Tensor, sources: &[i32]) -> Self {
         Self { drafted: Some(best.clone()), ..self.with_list(List::Sources, sources) }
+    }
+
+    /// Has trees come from a draft before the pass reads them: `best` is what [`top_tokens`](crate::top_tokens) gave. Ids, positions and
+    /// committed rows must be among the lists, and are replaced with parents and masks. The CPU's ops take trees from the host alone.
+    #[must_use]
+    pub fn with_built_trees(self, best: &Tensor, trees: BuiltTrees<'_>) -> Self {
+        let BuiltTrees { drafts, nodes, stated } = trees;
+        let nodes: Vec<i32> = nodes.iter().map(|node| node.cast_signed()).collect();
+        let inputs = self.with_list(List::Nodes, &nodes).with_list(List::Drafts, &TreeDraft::words(drafts));
+        let words = |ln: &f64| [ln.to_bits() as i32, (ln.to_bits() >> 32) as i32];
+        let log_probs = stated.map(|stated| stated.iter().flat_map(words).collect::<Vec<_>>());
+        let inputs = match log_probs {
+            Some(log_probs) => inputs.with_list(List::LogProbs, &log_probs),
+            None => inputs,
+        };
+        Self { drafted: Some(best.clone()), built: drafts.to_vec(), ..inputs }
     }
 
     /// Where rows go in pools of `capacity` rows a slot, as a list.

@@ -26,6 +26,7 @@ mod test_support;
 pub mod top_tokens;
 pub mod tree;
 pub mod tree_attention;
+pub mod tree_build;
 pub mod tree_conv;
 pub mod tree_gdn;
 pub mod tree_gdn_serial;

@@ -5,8 +5,9 @@ mod overlapped;
 use std::any::Any;
 
 use candle_core::Tensor;
-use canopy_candle::{PassCounts, WalkedTree, drafted_tokens};
-use canopy_kernels::{DraftTree, TreeBatch};
+use canopy_candle::{PassCounts, TreeDraft, WalkedTree, drafted_tokens, stated_node};
+use canopy_kernels::top_tokens::row_words;
+use canopy_kernels::{DraftTree, TreeBatch, tree_build};
 
 use crate::Result;
 pub use overlapped::Overlapped;
@@ -74,21 +75,35 @@ pub struct Prefilled {
     pub features: Option<Tensor>,
 }
 
-/// Tokens of drafted nodes, where the draft is.
+/// Tokens of drafted nodes, and whole trees, where the draft is.
 #[derive(Clone, Debug)]
 pub struct DraftedTokens {
     /// What [`canopy_candle::top_tokens`] gave for the drafts' logits.
     pub best: Tensor,
     /// [`canopy_candle::drafted_source`] of every packed node, -1 for those whose tokens are known.
     pub sources: Vec<i32>,
+    /// Trees of which only nodes and depths are known.
+    pub trees: Option<DraftedTrees>,
+}
+
+/// Trees that are built where the draft is; what stands for one until then is [`DraftTree::broom`] of its nodes and depths.
+#[derive(Clone, Debug)]
+pub struct DraftedTrees {
+    /// What each stream's tree is built from, if it is.
+    pub drafts: Vec<Option<TreeDraft>>,
+    /// [`canopy_candle::stated_node`] of every packed node, as far as known.
+    pub nodes: Vec<u32>,
+    /// `[depths, k]`: log-probabilities of the `k` best tokens by depth, in place of the drafter's own.
+    pub stated: Option<Vec<f64>>,
 }
 
 impl DraftedTokens {
-    /// The streams with all their tokens, read from where they are.
+    /// The streams with all their trees and tokens, read from where they are, and [`canopy_candle::stated_node`] of every node where trees were
+    /// built. A tree whose candidates run out has fewer nodes than what stood for it.
     ///
     /// # Errors
-    /// When the sources are not those of the streams' nodes; from the device.
-    pub fn known(&self, streams: &[VerifyStream]) -> Result<Vec<VerifyStream>> {
+    /// When the sources are not those of the streams' nodes, or the drafts not those of the streams; from the device.
+    pub fn known(&self, streams: &[VerifyStream]) -> Result<(Vec<VerifyStream>, Option<Vec<u32>>)> {
         let mut tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
         drafted_tokens(&self.best, &self.sources, &mut tokens)?;
         let mut rest = tokens.as_slice();
@@ -97,14 +112,33 @@ impl DraftedTokens {
             rest = others;
             VerifyStream { tokens: own.to_vec(), ..stream.clone() }
         };
-        Ok(streams.iter().map(with_tokens).collect())
+        let streams: Vec<_> = streams.iter().map(with_tokens).collect();
+        let Some(trees) = &self.trees else { return Ok((streams, None)) };
+        let best: Vec<u32> = self.best.flatten_all()?.to_vec1()?;
+        let k = (self.best.dim(1)? - row_words(0)) / 2;
+        let (mut known, mut nodes, mut first) = (Vec::with_capacity(streams.len()), Vec::new(), 0);
+        for (stream, draft) in streams.into_iter().zip(&trees.drafts) {
+            let given = first..first + stream.tokens.len();
+            first = given.end;
+            let Some(draft) = *draft else {
+                nodes.extend_from_slice(&trees.nodes[given]);
+                known.push(stream);
+                continue;
+            };
+            let built = tree_build::cpu::tree((k, &best), draft, trees.stated.as_deref(), given.len() - 1)?;
+            let depths = built.ranks.iter().zip(&built.depths);
+            nodes.extend(depths.map(|(&rank, &depth)| stated_node(rank, depth as u32)));
+            let tokens = [&stream.tokens[..1], &built.tokens].concat();
+            known.push(VerifyStream { tokens, tree: DraftTree::new(built.parents)?, ..stream });
+        }
+        Ok((known, Some(nodes)))
     }
 }
 
 /// The ranks that a stated model of acceptance wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatedRanks {
-    /// Every node's rank and depth, [`canopy_candle::stated_node`].
+    /// Every node's rank and depth, [`canopy_candle::stated_node`]. Of a pass with [`DraftedTrees`] the target has them, and takes its own.
     pub nodes: Vec<u32>,
     /// `[streams, 2, most]`: the rank wanted at depths 1 to `most` behind nodes of rank 0 alone, and behind others; -1 for none. `most` is one more than
     /// the deepest node's depth.
@@ -168,9 +202,10 @@ pub trait Target: Send {
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Result<Prefilled> {
         prefill_by_slices(self, chunks)
     }
-    /// [`Self::verify`] of trees some of whose tokens only a drafter's device knows; what `streams` have in their places are tokens too.
+    /// [`Self::verify`] of trees some of whose tokens, or all but the numbers of their nodes and depths, only a drafter's device knows; what
+    /// `streams` have in their places are tokens and trees too.
     fn verify_drafted(&mut self, streams: &[VerifyStream], drafted: &DraftedTokens) -> Result<Verified> {
-        self.verify(&drafted.known(streams)?)
+        self.verify(&drafted.known(streams)?.0)
     }
     /// Whether [`Self::walk_and_commit`] is to be used for rounds that it can serve.
     fn walks(&self) -> bool {

@@ -6,16 +6,19 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream};
 use candle_core::{Device, Result, Storage};
 use canopy_kernels::cuda::{DeviceList, PathsLayout, Place, Words};
-use canopy_kernels::drafted_tokens::launch;
 use canopy_kernels::top_tokens::row_words;
 use canopy_kernels::tree_gdn::dispatch::Design;
+use canopy_kernels::{drafted_tokens, tree_build};
 
 use super::parts::{self, BatchLayout};
 use super::{lists, view};
-use crate::check::arg;
+use crate::check::{Arg, arg};
 use crate::recorded::{List, PassInputs, Placed};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
+
+const OP: &str = "pass";
+const NAME: Arg = arg(OP, "drafts");
 
 /// All that the launches of a pass depend on: passes of one key differ in what their lists hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -90,20 +93,52 @@ impl Staged {
 }
 
 impl Placed {
-    /// Puts drafted ids into their list, in place and in the stream's order.
+    /// Puts what comes from a draft into its lists, in place and in the stream's order: ids, and trees.
     pub(crate) fn fill(&self, inputs: &PassInputs) -> Result<()> {
         let Some(best) = &inputs.drafted else { return Ok(()) };
-        let name = arg("pass", "drafted ids");
-        let list = |what| self.lists.iter().find(|placed| placed.what == what);
-        let (Some(ids), Some(sources)) = (list(List::Ids), list(List::Sources)) else {
-            return name.refuse(format_args!("ids and sources among the lists"), format_args!("none"));
-        };
         let (storage, layout) = best.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else {
-            return name.refuse(format_args!("best tokens on CUDA"), format_args!("others"));
+            return NAME.refuse(format_args!("best tokens on CUDA"), format_args!("others"));
         };
         let k = layout.dims().last().map_or(0, |words| words.saturating_sub(row_words(0)) / 2);
-        let (stream, best) = (storage.device().cuda_stream(), view::<u32>(name, storage, layout)?);
-        launch::forward(&stream, k, &best, (&sources.host, &sources.on_device), &ids.on_device).wrap()
+        let (stream, best) = (storage.device().cuda_stream(), view::<u32>(NAME, storage, layout)?);
+        let ids = self.drafted_list(List::Ids)?;
+        if let Ok(sources) = self.drafted_list(List::Sources) {
+            let sources = (&*sources.host, &sources.on_device);
+            drafted_tokens::launch::forward(&stream, k, &best, sources, &ids.on_device).wrap()?;
+        }
+        if inputs.built.is_empty() {
+            return Ok(());
+        }
+        let list = |what| self.drafted_list(what).map(|placed| &placed.on_device);
+        let tree = self.tree()?;
+        let (drafts, nodes) = (list(List::Drafts)?, list(List::Nodes)?);
+        let (lens, positions) = (list(List::Lens)?, list(List::Positions)?);
+        let build = |tree_on_device| {
+            let buffers = tree_build::launch::Buffers {
+                best: &best,
+                drafts,
+                stated: list(List::LogProbs).ok(),
+                lens,
+                tokens: &ids.on_device,
+                nodes,
+                positions,
+                tree: tree_on_device,
+            };
+            tree_build::launch::forward(&stream, k, &inputs.built, tree.host(), buffers).wrap()
+        };
+        build(tree.on_device(OP)?)?;
+        match tree.parts(OP)? {
+            // trees that are solved beside chains that are walked have lists of their own
+            [Some(solved), Some(_)] => build(solved),
+            _ => Ok(()),
+        }
+    }
+
+    fn drafted_list(&self, what: List) -> Result<&lists::Placed> {
+        match self.lists.iter().find(|placed| placed.what == what) {
+            Some(placed) => Ok(placed),
+            None => NAME.refuse(format_args!("{what:?} among the lists"), format_args!("none")),
+        }
     }
 }

@@ -105,6 +105,11 @@ impl<T> DeviceList<T> {
         Self { buffer: buffer.clone(), address, place, element: PhantomData }
     }
 
+    /// Where it lies in its upload.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Its first `len` elements.
     ///
     /// # Panics

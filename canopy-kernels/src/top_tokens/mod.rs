@@ -95,6 +95,14 @@ impl<'a> Row<'a> {
         let (logits, tokens) = self.words[HEAD..].split_at(self.k());
         tokens.iter().copied().zip(logits.iter().map(|&bits| f32::from_bits(bits)))
     }
+
+    /// (token, ln p), best first, as f64 differences of what the row holds; tokens of probability 0 are left out.
+    pub fn candidates(&self) -> impl Iterator<Item = (u32, f64)> + use<'a> {
+        let best = self.best().next().map_or(0.0, |(_, logit)| f64::from(logit));
+        let ln_sum = f64::from(self.ln_sum());
+        let possible = self.best().filter(|(_, logit)| *logit > f32::NEG_INFINITY);
+        possible.map(move |(token, logit)| (token, (f64::from(logit) - best - ln_sum).min(0.0)))
+    }
 }
 
 /// Checks the arguments of both devices; returns N.

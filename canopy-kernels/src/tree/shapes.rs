@@ -102,6 +102,27 @@ impl DraftTree {
         Self::new(std::iter::once(-1).chain(children).collect())
     }
 
+    /// A spine down to `depth`, at whose end all other nodes are siblings: of all trees of `nodes` nodes that are no deeper the one whose root
+    /// paths are longest. With no more than `depth` nodes a chain.
+    ///
+    /// ```
+    /// use canopy_kernels::DraftTree;
+    /// assert_eq!(DraftTree::broom(5, 2)?.parents(), [-1, 0, 1, 1, 1]);
+    /// # Ok::<(), canopy_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Value`] for `depth` = 0; those of [`Self::new`] on the number of nodes.
+    pub fn broom(nodes: usize, depth: usize) -> Result<Self> {
+        if depth == 0 {
+            return value("broom", "depth", "at least 1", depth);
+        }
+        if nodes > Self::MAX_NODES {
+            return Err(Error::TooManyNodes { nodes, max: Self::MAX_NODES });
+        }
+        Self::new((0..nodes).map(|node| node.min(depth) as i32 - 1).collect())
+    }
+
     /// `nodes` nodes, every parent uniform among the nodes before its child.
     ///
     /// # Errors

@@ -34,9 +34,9 @@ struct Item {
     to: u32,
 }
 
-fn levels(tree: &DraftTree) -> Vec<Vec<Item>> {
+fn levels(levels: Vec<Vec<usize>>) -> Vec<Vec<Item>> {
     let item = |node| Item { nodes: vec![node], from: 0, to: TO_END };
-    tree.levels().into_iter().map(|level| level.into_iter().map(item).collect()).collect()
+    levels.into_iter().map(|level| level.into_iter().map(item).collect()).collect()
 }
 
 fn banded_chains(tree: &DraftTree) -> Vec<Vec<Item>> {
@@ -87,15 +87,36 @@ pub struct Plan {
 impl Plan {
     /// The plan of `tree` under `schedule`.
     pub fn new(tree: &DraftTree, schedule: Schedule) -> Self {
-        let nodes = tree.len();
+        let paths: Vec<_> = (0..tree.len()).map(|node| tree.path(node)).collect();
+        match schedule {
+            Schedule::Levels => Self::of(&paths, &levels(tree.levels())),
+            Schedule::Chains => Self::of(&paths, &banded_chains(tree)),
+        }
+    }
+
+    /// The plan under [`Schedule::Levels`] of several trees whose parents, -1 for every root, come before their children.
+    pub(crate) fn levels(parents: &[i32]) -> Self {
+        let (mut paths, mut by_depth) = (Vec::<Vec<usize>>::with_capacity(parents.len()), Vec::new());
+        for (node, &parent) in parents.iter().enumerate() {
+            let above = usize::try_from(parent).map_or(&[][..], |parent| paths[parent].as_slice());
+            let path = [above, &[node]].concat();
+            by_depth.resize(by_depth.len().max(path.len()), Vec::new());
+            by_depth[path.len() - 1].push(node);
+            paths.push(path);
+        }
+        Self::of(&paths, &levels(by_depth))
+    }
+
+    fn of(paths: &[Vec<usize>], steps: &[Vec<Item>]) -> Self {
+        let nodes = paths.len();
         let (mut info, mut path) = (Vec::<u32>::new(), Vec::new());
         let mut tiles = [0u32; 16];
         let row_bytes = nodes.div_ceil(32) * 4;
         let mut rows = Vec::new();
         let mut mask = vec![0u8; nodes * row_bytes];
-        for node in 0..nodes {
-            info.push(tree.depths()[node] | ((path.len() / 4) as u32) << 8);
-            for ancestor in tree.path(node) {
+        for (node, ancestors) in paths.iter().enumerate() {
+            info.push((ancestors.len() - 1) as u32 | ((path.len() / 4) as u32) << 8);
+            for &ancestor in ancestors {
                 path.push(ancestor as u8);
                 tiles[node / 16] |= 1 << (ancestor / 8);
                 mask[node * row_bytes + ancestor / 8] |= 1 << (ancestor % 8);
@@ -103,12 +124,8 @@ impl Plan {
             path.resize(path.len().next_multiple_of(4), node as u8);
             rows.resize(path.len() / 4, node as u8);
         }
-        let steps = match schedule {
-            Schedule::Levels => levels(tree),
-            Schedule::Chains => banded_chains(tree),
-        };
         let (mut order, mut items, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-        for step in &steps {
+        for step in steps {
             for item in step {
                 let begin = order.len();
                 order.extend(item.nodes.iter().map(|&node| node as u32 | info[node] << 8));
@@ -116,8 +133,8 @@ impl Plan {
             }
             ends.push((items.len() / 2) as u32);
         }
-        let mut words =
-            vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, tree.max_depth() as u32];
+        let deepest = paths.iter().map(|path| path.len() - 1).max().unwrap_or(0);
+        let mut words = vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, deepest as u32];
         words.extend(&info);
         pad(&mut words, 4);
         words.extend(tiles);
@@ -182,8 +199,9 @@ mod tests {
         trees.extend((0..40).map(|seed| DraftTree::random(1 + seed * 6, seed as u64).unwrap()));
         trees.push(DraftTree::bole(128, 3).unwrap());
         for tree in &trees {
-            check(tree, &levels(tree));
+            check(tree, &levels(tree.levels()));
             check(tree, &banded_chains(tree));
+            assert_eq!(Plan::levels(tree.parents()), Plan::new(tree, Schedule::Levels));
         }
     }
 

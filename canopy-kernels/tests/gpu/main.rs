@@ -21,6 +21,7 @@ mod scene;
 mod serial;
 mod series;
 mod top_tokens;
+mod tree_build;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         serial::TESTS,
         series::TESTS,
         top_tokens::TESTS,
+        tree_build::TESTS,
     ];
     let tests = rooms.into_iter().flatten().copied();
     let trials = tests.map(|(name, check)| {

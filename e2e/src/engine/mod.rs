@@ -80,6 +80,8 @@ pub struct EngineConfig {
     pub settle_stages: bool,
     /// Walk every tree on the host, and read every draft there, even where the target could do without: to compare. Texts are the same.
     pub host_walk: bool,
+    /// Build every tree on the host, even where the target could do without: to compare. Texts are the same.
+    pub host_build: bool,
 }
 
 impl Default for EngineConfig {
@@ -96,6 +98,7 @@ impl Default for EngineConfig {
             synthetic: None,
             settle_stages: false,
             host_walk: false,
+            host_build: false,
         }
     }
 }
@@ -165,6 +168,7 @@ pub struct Engine {
 struct Counters {
     rounds: u64,
     failed_rounds: u64,
+    unseen_rounds: u64,
     non_finite: u64,
 }
 
@@ -273,7 +277,7 @@ impl Engine {
 
     /// Counters since the engine started.
     pub fn stats(&self) -> EngineStats {
-        let Counters { rounds, failed_rounds, non_finite } = self.counters;
+        let Counters { rounds, failed_rounds, unseen_rounds, non_finite } = self.counters;
         let mut passes = self.target.pass_counts();
         if let Some(drafter) = &self.drafter {
             passes += drafter.pass_counts();
@@ -285,6 +289,7 @@ impl Engine {
             waiting: self.waiting.len(),
             rounds,
             failed_rounds,
+            unseen_rounds,
             non_finite,
             cache: self.prefixes.stats(),
             passes,

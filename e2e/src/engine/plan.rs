@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
-use canopy_candle::top_tokens;
-use canopy_kernels::DraftTree;
+use canopy_candle::{TreeDraft, top_tokens};
+use canopy_kernels::top_tokens::MOST_K_ON_CUDA;
+use canopy_kernels::{DraftTree, tree_build};
 
 use super::auto::{Candidate, Choice, Fixed, Lookup, Spent, draft_load};
 use super::choose::Rules;
@@ -49,7 +50,7 @@ pub(super) struct Work {
     /// Index in the running streams.
     pub index: usize,
     pub rows: Rows,
-    /// The first row of [`Plan::unseen`] that its nodes' tokens come from.
+    /// The first row of [`Plan::unseen`] that its nodes' tokens, or the whole tree, come from.
     pub unseen: Option<usize>,
 }
 
@@ -68,6 +69,12 @@ impl Work {
             Rows::Prompt(_) => None,
             Rows::Tree { tree, .. } => Some(tree),
         }
+    }
+
+    /// What its tree is built from, if the draft's device builds it.
+    pub fn built(&self) -> Option<TreeDraft> {
+        let depths = self.tree().filter(|tree| !tree.tree().is_chain())?.tree().max_depth();
+        self.unseen.map(|first| TreeDraft { first, depths })
     }
 
     /// True when the drafter has drawn its tree.
@@ -104,8 +111,16 @@ pub(super) struct Plan {
     pub draft_load: usize,
     /// Its seconds, tree building included; `None` when a prompt's features were taken in with it.
     pub draft_seconds: Option<f64>,
-    /// The best tokens of drafts that the host does not wait for.
-    pub unseen: Option<Tensor>,
+    /// Drafts that the host does not wait for.
+    pub unseen: Option<Unseen>,
+}
+
+/// What drafts hold that stay with their device.
+pub(super) struct Unseen {
+    /// The best tokens of their rows.
+    pub best: Tensor,
+    /// How many a row.
+    pub k: usize,
 }
 
 /// One stream's draft before it is drawn.
@@ -137,6 +152,33 @@ impl Draft {
             _ => self.budget,
         };
         BuildOptions { budget, top_k }
+    }
+
+    /// Whether the host can do without seeing it: a chain, of which all but the tokens is known before it is drawn, or a tree that its device can
+    /// build and that is surely no chain, which would be verified with other bits.
+    pub fn can_stay(&self, host_build: bool) -> bool {
+        let is_built = self.horizon < self.budget
+            && self.horizon <= tree_build::MOST_DEPTH
+            && self.budget <= MOST_K_ON_CUDA;
+        match self.mode {
+            Mode::Chain => true,
+            Mode::Tree => is_built && !host_build,
+            Mode::Ar | Mode::Auto => false,
+        }
+    }
+
+    /// Best tokens of a row that it can use.
+    fn candidates(&self) -> usize {
+        if self.mode == Mode::Tree { self.budget } else { 1 }
+    }
+
+    /// What stands for a tree of which the tokens, or more, stay with the drafter; the root's token is in their places.
+    fn unseen(&self) -> Result<CandidateTree> {
+        let shape = match self.mode {
+            Mode::Tree => DraftTree::broom(self.budget + 1, self.horizon),
+            _ => DraftTree::chain(self.budget.min(self.horizon) + 1),
+        };
+        Ok(CandidateTree::unseen(shape?, self.root))
     }
 }
 
@@ -278,10 +320,12 @@ impl Engine {
         self.settle(logits.first().map(|(_, logits)| logits))?;
         drop(span);
         times.draft += started.elapsed().as_secs_f64();
-        if let ([(_, logits)], true) = (logits.as_slice(), self.drafts_stay(&drafts, &plan.work)) {
-            return leave(&drafts, logits, plan);
-        }
         let building = Instant::now();
+        if let ([(_, logits)], true) = (logits.as_slice(), self.drafts_stay(&drafts, &plan.work)) {
+            leave(&drafts, logits, plan)?;
+            times.build += building.elapsed().as_secs_f64();
+            return Ok(());
+        }
         let span = tracing::debug_span!("build").entered();
         let trees = self.build(&drafts, &logits, &plan.work)?;
         drop(span);
@@ -369,16 +413,18 @@ impl Engine {
     }
 }
 
-/// Has drafted chains verified with the tokens where they are.
+/// Has drafts verified with what they hold where it is.
 fn leave(drafts: &[Draft], logits: &Tensor, plan: &mut Plan) -> Result<()> {
     let mut first = 0;
     for draft in drafts {
         let source = Source::Drafter { block_rows: draft.block_rows, horizon: draft.horizon };
-        let rows = Rows::Tree { tree: Engine::unseen_chain(draft)?, source };
+        let rows = Rows::Tree { tree: draft.unseen()?, source };
         plan.work.push(Work { index: draft.index, rows, unseen: Some(first) });
         first += draft.horizon;
     }
-    plan.unseen = Some(top_tokens(logits, 1)?);
+    let most = drafts.iter().map(Draft::candidates).max().unwrap_or(1);
+    let k = most.min(logits.dim(1)?);
+    plan.unseen = Some(Unseen { best: top_tokens(logits, k)?, k });
     Ok(())
 }
 

@@ -124,6 +124,8 @@ pub struct EngineStats {
     pub waiting: usize,
     /// Rounds run.
     pub rounds: u64,
+    /// Rounds whose drafts stayed with their device: the host waited for nothing between draft and verify.
+    pub unseen_rounds: u64,
     /// Rounds that failed as a whole, panics included.
     pub failed_rounds: u64,
     /// Streams that ended because a value was not finite.

@@ -5,13 +5,13 @@ use canopy_candle::{WalkedTree, drafted_source, stated_node};
 
 use super::accept::{Accepted, Failure};
 use super::choose::Fault;
-use super::plan::{Draft, Plan, Rows, Work};
+use super::plan::{Draft, Plan, Rows, Unseen, Work};
 use super::round::Outcome;
 use super::stream::Stream;
 use super::{EmittedToken, Engine, Mode, SyntheticAcceptance, TokenOrigin};
 use crate::Result;
-use crate::target::{DraftedTokens, StatedRanks, Verified};
-use crate::tree::{BuildOptions, CandidateTree, Marginals, chain_from};
+use crate::target::{DraftedTokens, DraftedTrees, StatedRanks, Verified};
+use crate::tree::CandidateTree;
 
 impl Engine {
     /// The outcomes of a round of draft trees alone, of streams that look at nothing but best tokens; what they accepted is committed. `None`
@@ -39,53 +39,50 @@ impl Engine {
         self.target.walks() && !self.config.host_walk
     }
 
-    /// Whether a round of these drafts, beside `others`, can be verified, walked and committed without the host having seen them: chains, of
-    /// which all but the tokens is known before, in a round that [`Self::walk_where_verified`] takes and nobody else wants to look at.
+    /// Whether a round of these drafts, beside `others`, can be verified, walked and committed without the host having seen them: in a round that
+    /// [`Self::walk_where_verified`] takes and nobody else wants to look at.
     pub(super) fn drafts_stay(&self, drafts: &[Draft], others: &[Work]) -> bool {
         let is_blind = |stream: &Stream| {
             stream.only_best() && !stream.report_rounds && stream.speculation.mode != Mode::Auto
         };
         self.walks()
-            && drafts.iter().all(|draft| draft.mode == Mode::Chain)
+            && drafts.iter().all(|draft| draft.can_stay(self.config.host_build))
             && others.iter().all(|work| work.tree().is_some())
             && self.running.iter().all(is_blind)
-    }
-
-    /// A chain whose tokens stay with the drafter; the root's is in their places.
-    pub(super) fn unseen_chain(draft: &Draft) -> Result<CandidateTree> {
-        let budget = draft.budget.min(draft.horizon);
-        let marginals = Marginals::chain(vec![(draft.root, 0.0); budget]);
-        chain_from(&marginals, draft.root, BuildOptions { budget, top_k: 1 })
     }
 
     /// Verifies the round's trees.
     pub(super) fn verify(&mut self, plan: &Plan) -> Result<Verified> {
         let streams = plan.work.iter().map(|work| work.verify(&self.running[work.index]));
         let streams = streams.collect::<Result<Vec<_>>>()?;
-        let Some(best) = &plan.unseen else { return self.target.verify(&streams) };
+        let Some(Unseen { best, k }) = &plan.unseen else { return self.target.verify(&streams) };
         let sources = |work: &Work| {
             let depths = work.tree().map_or(&[][..], |tree| tree.tree().depths());
-            let first = work.unseen;
+            let first = work.unseen.filter(|_| work.built().is_none());
             let source = move |&depth: &u32| match (first, depth) {
                 (None, _) | (_, 0) => -1,
-                (Some(first), depth) => drafted_source(first + depth as usize - 1, 0, 1),
+                (Some(first), depth) => drafted_source(first + depth as usize - 1, 0, *k),
             };
             depths.iter().map(source).collect::<Vec<_>>()
         };
         let sources = plan.work.iter().flat_map(sources).collect();
-        self.target.verify_drafted(&streams, &DraftedTokens { best: best.clone(), sources })
+        let drafts: Vec<_> = plan.work.iter().map(Work::built).collect();
+        let depths = drafts.iter().flatten().map(|draft| draft.depths).max();
+        let trees = depths.map(|depths| DraftedTrees {
+            nodes: ranked(&plan.work),
+            stated: self.config.synthetic.as_ref().map(|model| model.log_probs(depths, *k)),
+            drafts,
+        });
+        self.counters.unseen_rounds += 1;
+        self.target.verify_drafted(&streams, &DraftedTokens { best: best.clone(), sources, trees })
     }
 
     /// What the model of acceptance wants in this round.
     fn stated(&self, model: &SyntheticAcceptance, work: &[Work]) -> StatedRanks {
         let trees = || work.iter().filter_map(|work| Some((&self.running[work.index], work.tree()?)));
         let most = trees().map(|(_, tree)| tree.tree().max_depth() + 1).max().unwrap_or(1);
-        let words = |tree: &CandidateTree| {
-            let nodes = tree.ranks().iter().zip(tree.tree().depths());
-            nodes.map(|(&rank, &depth)| stated_node(rank, depth)).collect::<Vec<_>>()
-        };
         StatedRanks {
-            nodes: trees().flat_map(|(_, tree)| words(tree)).collect(),
+            nodes: ranked(work),
             wanted: trees()
                 .flat_map(|(stream, _)| model.wanted(stream.picker.sampling.seed, stream.start(), most))
                 .collect(),
@@ -107,4 +104,13 @@ impl Engine {
         let tokens = tokens.into_iter().enumerate().map(token).collect();
         Outcome::accepted(stream, Accepted { path, tokens })
     }
+}
+
+/// Ranks and depths of all nodes, of those that are built as of what stands for them.
+fn ranked(work: &[Work]) -> Vec<u32> {
+    let words = |tree: &CandidateTree| {
+        let nodes = tree.ranks().iter().zip(tree.tree().depths());
+        nodes.map(|(&rank, &depth)| stated_node(rank, depth)).collect::<Vec<_>>()
+    };
+    work.iter().filter_map(Work::tree).flat_map(words).collect()
 }

@@ -33,9 +33,11 @@ impl Qwen35 {
             pending.placed.scope(|| {
                 let tree = pending.placed.tree()?;
                 let trees = pending.batch.trees();
-                let most = trees.iter().map(DraftTree::max_depth).max().unwrap_or(0) + 1;
-                let stated = stated.map(|stated| StatedWalk { nodes: &stated.nodes, wanted: &stated.wanted });
-                let walk = accept_walk(tree, &pending.tokens, &best, most, stated)?;
+                let stated = stated.map(|StatedRanks { nodes, wanted }| StatedWalk {
+                    nodes: pending.nodes.as_ref().unwrap_or(nodes),
+                    wanted,
+                });
+                let walk = accept_walk(tree, &pending.tokens, &best, pending.most, stated)?;
                 // A chain's path lies where it is committed.
                 let moves = !trees.iter().all(DraftTree::is_chain);
                 self.commit_paths(&pending.pass, walk.paths(), moves.then_some(&pending.prefix_lens))?;

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use canopy_candle::{
-    AcceptedPaths, CacheRows, DevicePaths, List, NormKind, PassCounts, PassInputs, Placed, TreeBatch,
-    WalkedTree, add_rms_norm_to, rms_norm_to,
+    AcceptedPaths, BuiltTrees, CacheRows, DevicePaths, List, NormKind, PassCounts, PassInputs, Placed,
+    TreeBatch, WalkedTree, add_rms_norm_to, rms_norm_to,
 };
 
 use super::gated_delta_net::Tape;
 use super::qwen35::lock;
 use super::{Qwen35, Round, run_pass, run_recorded};
 use crate::target::{
-    DraftedTokens, LogitRows, Prefilled, PromptChunk, Snapshot, StatedRanks, Target, Verified, VerifyStream,
+    DraftedTokens, DraftedTrees, LogitRows, Prefilled, PromptChunk, Snapshot, StatedRanks, Target, Verified,
+    VerifyStream,
 };
 use crate::{Error, Result};
 
@@ -22,6 +23,10 @@ pub(super) struct Pending {
     pub(super) batch: TreeBatch,
     /// Every node's token.
     pub(super) tokens: Vec<u32>,
+    /// Every node's rank and depth, where a draft's trees were built for the pass.
+    pub(super) nodes: Option<Vec<u32>>,
+    /// Most nodes of a path.
+    pub(super) most: usize,
     /// Committed length of every sequence.
     pub(super) prefix_lens: Vec<i32>,
     /// Epoch of every sequence's slot.
@@ -199,8 +204,12 @@ impl Qwen35 {
             .with_list(List::Lens, &prefix_lens)
             .with_destinations(rows, self.options.capacity())
             .with_trees(batch.clone(), self.config.gdn);
-        if let Some(DraftedTokens { best, sources }) = drafted {
+        if let Some(DraftedTokens { best, sources, trees }) = drafted {
             inputs = inputs.with_drafted_ids(best, sources);
+            if let Some(DraftedTrees { drafts, nodes, stated }) = trees {
+                let trees = BuiltTrees { drafts, nodes, stated: stated.as_deref() };
+                inputs = inputs.with_built_trees(best, trees);
+            }
         }
         let ((pass, placed), (logits, logit_rows), features) = run_pass(&self.options.device, || {
             let (pass, placed) = self.run_layers(&inputs, &tokens, [&positions, &prefix_lens])?;
@@ -214,7 +223,10 @@ impl Qwen35 {
             Ok::<_, Error>(((pass, placed), logits, features))
         })?;
         let epochs = streams.iter().map(|stream| self.epochs[stream.slot]).collect();
-        self.pending = Some(Pending { batch: batch.clone(), tokens, prefix_lens, epochs, pass, placed });
+        let nodes = drafted.and_then(|drafted| Some(drafted.trees.as_ref()?.nodes.clone()));
+        let most = most_visited(streams);
+        self.pending =
+            Some(Pending { batch: batch.clone(), tokens, nodes, most, prefix_lens, epochs, pass, placed });
         Ok(Verified { batch, logits, logit_rows, features })
     }
 
@@ -231,6 +243,11 @@ impl Qwen35 {
             self.pass(&Round { tree: placed.tree()?, positions, prefix_lens }, tokens)
         })
     }
+}
+
+/// Most nodes of a path.
+fn most_visited(streams: &[VerifyStream]) -> usize {
+    streams.iter().map(|stream| stream.tree.max_depth()).max().unwrap_or(0) + 1
 }
 
 /// The wanted rows of sequences that begin at `cu_rows`, and the first of every sequence among them.
@@ -290,8 +307,13 @@ impl Target for Qwen35 {
         if !self.options.device.is_cpu() {
             return self.verify_trees(streams, Some(drafted));
         }
-        let streams = drafted.known(streams)?;
-        self.verify_trees(&streams, None)
+        let most = most_visited(streams);
+        let (streams, nodes) = drafted.known(streams)?;
+        let verified = self.verify_trees(&streams, None)?;
+        if let Some(pending) = &mut self.pending {
+            (pending.nodes, pending.most) = (nodes, most);
+        }
+        Ok(verified)
     }
 
     fn walks(&self) -> bool {

@@ -134,11 +134,7 @@ impl Marginals {
         let mut read = Vec::with_capacity(rows.len());
         for (index, words) in rows.iter().enumerate() {
             let row = TopRow::new(words)?;
-            let best = row.best().next().map_or(0.0, |(_, logit)| f64::from(logit));
-            let log_prob = |logit: f32| (f64::from(logit) - best - f64::from(row.ln_sum())).min(0.0);
-            let kept = row.best().take(depth_ranks(options, index + 1));
-            let possible = kept.filter(|(_, logit)| *logit > f32::NEG_INFINITY);
-            let candidates = possible.map(|(token, logit)| (token, log_prob(logit))).collect();
+            let candidates = row.candidates().take(depth_ranks(options, index + 1)).collect();
             read.push(row.is_distribution().then_some(candidates));
         }
         Ok(Self::until_none(read, rows.len()))

@@ -17,7 +17,6 @@
 
 mod budget;
 mod ddtree;
-mod heap;
 mod marginals;
 mod row;
 
@@ -64,6 +63,18 @@ impl CandidateTree {
             joint: vec![0.0],
             log_probs: vec![0.0],
         })
+    }
+
+    /// Stands for a tree of that shape, or with room for it, whose tokens only a device knows: the root's in their places.
+    pub(crate) fn unseen(tree: DraftTree, root: u32) -> Self {
+        let nodes = tree.len();
+        Self {
+            tree,
+            tokens: vec![root; nodes],
+            ranks: vec![0; nodes],
+            joint: vec![0.0; nodes],
+            log_probs: vec![0.0; nodes],
+        }
     }
 
     /// The tree's shape.

@@ -1,5 +1,5 @@
-//! Rounds that the target walks and commits itself give what the host's walk gives, with the drafts seen or unseen: on the CPU, and on CUDA
-//! where there is a device.
+//! Rounds whose trees the target builds, walks and commits itself give what the host's trees and walks give, with the drafts seen or unseen: on
+//! the CPU, and on CUDA where there is a device.
 
 use std::sync::Arc;
 
@@ -15,12 +15,16 @@ use crate::embedded::{AR, DRAFTED, ids, prompts};
 
 const SLOTS: usize = 3;
 
-/// An engine over the bare target, which walks, on a device, and whether the host is to do it nevertheless.
-fn engine(
-    device: &str,
-    host_walk: bool,
-    synthetic: Option<&SyntheticAcceptance>,
-) -> (Engine, Arc<Tokenizer>) {
+/// What the host does that the target could do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Host {
+    Nothing,
+    Builds,
+    Walks,
+}
+
+/// An engine over the bare target, which walks and builds, on a device.
+fn engine(device: &str, host: Host, synthetic: Option<&SyntheticAcceptance>) -> (Engine, Arc<Tokenizer>) {
     let options =
         LoadOptions { slots: SLOTS, context_len: Some(512), device: device.into(), ..LoadOptions::default() };
     let Pair { target, drafter, tokenizer, .. } = load_pair(&options).unwrap();
@@ -28,7 +32,8 @@ fn engine(
     let drafter = drafter.map(|drafter| Box::new(drafter) as Box<dyn Drafter>);
     let config = EngineConfig {
         calibrate: false,
-        host_walk,
+        host_walk: host == Host::Walks,
+        host_build: host == Host::Builds,
         synthetic: synthetic.cloned(),
         ..EngineConfig::default()
     };
@@ -51,20 +56,21 @@ fn play(engine: &mut Engine, requests: Vec<GenerateRequest>) -> Vec<Generation> 
     engine.run_all(requests).unwrap().into_iter().map(Result::unwrap).collect()
 }
 
-/// Texts, tokens, reasons and counts of both walks are the same; returns the accepted nodes.
-fn compare(device: &str, synthetic: Option<&SyntheticAcceptance>) -> usize {
-    let (mut here, tokenizer) = engine(device, false, synthetic);
-    let (mut there, _) = engine(device, true, synthetic);
+/// Texts, tokens, reasons and counts are the same whatever the host does; returns the accepted nodes.
+fn compare(device: &str, host: Host, synthetic: Option<&SyntheticAcceptance>) -> usize {
+    let (mut here, tokenizer) = engine(device, Host::Nothing, synthetic);
+    let (mut there, _) = engine(device, host, synthetic);
     let mut accepted = 0;
     for speculation in [AR].into_iter().chain(DRAFTED) {
         // What `auto` tries depends on the clock.
         if speculation.mode == Mode::Auto {
             continue;
         }
+        let seen = (here.stats().unseen_rounds, there.stats().unseen_rounds);
         let got = play(&mut here, requests(&tokenizer, speculation));
         let want = play(&mut there, requests(&tokenizer, speculation));
         for (index, (got, want)) in got.iter().zip(&want).enumerate() {
-            let what = format!("request {index}, {speculation:?} on {device}");
+            let what = format!("request {index}, {speculation:?} on {device}, {host:?}");
             assert_eq!(ids(got), ids(want), "{what}");
             assert_eq!((&got.text, &got.reason), (&want.text, &want.reason), "{what}");
             let counts = |of: &Generation| (of.stats.rounds, of.stats.nodes, of.stats.committed);
@@ -73,6 +79,11 @@ fn compare(device: &str, synthetic: Option<&SyntheticAcceptance>) -> usize {
             assert_eq!(origins(got), origins(want), "{what}");
             accepted += got.stats.committed - got.stats.rounds;
         }
+        let unseen = (here.stats().unseen_rounds - seen.0, there.stats().unseen_rounds - seen.1);
+        let blocks = speculation.mode == Mode::Chain || speculation.budget > Some(15);
+        assert!(!blocks || unseen.0 > 5, "{speculation:?} on {device}: {} rounds without the host", unseen.0);
+        let looks = host == Host::Walks || speculation.mode == Mode::Tree;
+        assert!(!looks || unseen.1 == 0, "{speculation:?} on {device}: {host:?}, and did not look");
     }
     accepted
 }
@@ -85,10 +96,14 @@ fn devices() -> Vec<&'static str> {
     ["cpu", "cuda"].into_iter().take(1 + usize::from(there)).collect()
 }
 
+fn everywhere() -> impl Iterator<Item = (&'static str, Host)> {
+    devices().into_iter().flat_map(|device| [(device, Host::Builds), (device, Host::Walks)])
+}
+
 #[test]
-fn texts_are_those_of_the_host_walk() {
-    for device in devices() {
-        let accepted = compare(device, None);
+fn texts_are_those_of_the_host_s_trees_and_walks() {
+    for (device, host) in everywhere() {
+        let accepted = compare(device, host, None);
         assert!(accepted > 200, "{accepted} nodes accepted on {device}: the comparison shows little");
     }
 }
@@ -96,8 +111,8 @@ fn texts_are_those_of_the_host_walk() {
 #[test]
 fn a_stated_model_accepts_what_it_accepts_on_the_host() {
     let model = SyntheticAcceptance::from_length(5.0, 15).unwrap();
-    for device in devices() {
-        let accepted = compare(device, Some(&model));
+    for (device, host) in everywhere() {
+        let accepted = compare(device, host, Some(&model));
         assert!(accepted > 200, "{accepted} nodes accepted on {device}: the comparison shows little");
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod buffers;
+mod build;
 mod gdn;
 mod prefill;
 mod rows;
@@ -28,6 +29,7 @@ pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, S
     kernels.extend(prefill::kernels(&gpu));
     kernels.extend(rows::kernels(&gpu));
     kernels.extend(walk::kernels(&gpu));
+    kernels.extend(build::kernels(&gpu));
     let smaller = smaller(&gpu).map_err(|error| error.to_string())?;
     kernels.iter_mut().for_each(|kernel| kernel.smaller = smaller.clone());
     Ok(kernels.into_iter().map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect())

@@ -1,6 +1,7 @@
 //! Every CPU kernel as a subject of the gates: its inputs, its run, its oracle.
 
 pub(super) mod attention;
+pub(super) mod build;
 pub(super) mod conv;
 pub(super) mod gdn;
 pub(super) mod gdn_serial;
@@ -136,6 +137,7 @@ pub(super) fn all() -> Vec<Box<dyn Subject>> {
     subjects.extend(rows::subjects());
     subjects.extend(glue::subjects());
     subjects.extend(walk::subjects());
+    subjects.extend(build::subjects());
     subjects
 }
 

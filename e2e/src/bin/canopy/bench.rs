@@ -358,6 +358,7 @@ fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
             "device": args.engine.device,
             "graphs": !args.engine.no_graphs,
             "host_walk": args.engine.host_walk,
+            "host_build": args.engine.host_build,
             "threads": rayon::current_num_threads(),
             "machine": machine,
             "commit": commit,

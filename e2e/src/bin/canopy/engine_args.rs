@@ -54,6 +54,9 @@ pub struct EngineArgs {
     /// Walks trees and reads drafts on the host where the device could do without, to compare; the text is the same
     #[arg(long)]
     pub host_walk: bool,
+    /// Builds trees on the host where the device could do without, to compare; the text is the same
+    #[arg(long)]
+    pub host_build: bool,
 }
 
 /// How weights are kept
@@ -180,7 +183,7 @@ impl EngineArgs {
         mut config: EngineConfig,
         synthetic: &SyntheticArgs,
     ) -> Result<Ready> {
-        config.host_walk = self.host_walk;
+        (config.host_walk, config.host_build) = (self.host_walk, self.host_build);
         let Pair { name, target, drafter, tokenizer } = load_pair(options)?;
         let kv_bytes = if self.device()?.is_cpu() { 4 } else { 2 };
         let sizes = Sizes::new(target.config(), drafter.as_ref().map(|drafter| drafter.config()), kv_bytes)

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Tensor};
-use canopy_candle::{PassCounts, top_tokens};
+use canopy_candle::{PassCounts, TreeDraft, top_tokens};
 use canopy_e2e::draft::{DFlash, DraftRequest, Drafter};
 use canopy_e2e::loader::{LoadOptions, load_drafter, load_target, resolve, resolve_drafter};
 use canopy_e2e::model::Qwen35;
-use canopy_e2e::target::{LogitRows, Target, VerifyStream};
+use canopy_e2e::target::{DraftedTokens, DraftedTrees, LogitRows, Target, VerifyStream};
+use canopy_e2e::tree::{BuildOptions, Marginals, ddtree_from};
 use canopy_kernels::DraftTree;
 
 use crate::engine_args::{EngineArgs, report_passes};
@@ -18,7 +19,7 @@ use crate::engine_args::{EngineArgs, report_passes};
 const EXAMPLE: &str = "\
 Rounds of one and several streams, of single rows, chains and trees of changing shapes, with their commits, and the drafter's blocks, over short
 contexts and longer ones, run twice from the same start: kernel by kernel and as graphs. Logits, features and the states at the end are compared bit by bit; any difference fails
-the run. Columns of the second part: milliseconds a round (verify, best tokens read, commit) and of it in the host's calls of verify and
+the run. So does one between trees of a draft that are built on the host and where the draft is. Columns of the second part: milliseconds a round (verify, best tokens read, commit) and of it in the host's calls of verify and
 commit, kernel by kernel and as graphs.
 
 Examples:
@@ -44,6 +45,8 @@ const SLOTS: usize = 4;
 /// Tokens that every slot gets half way, at most, and in one round.
 const MOST_LENGTHENED: usize = 1024;
 const LENGTHENED_BY: usize = 64;
+/// Budgets of trees that are built on the host and where the draft is.
+const BUDGETS: [usize; 2] = [16, 63];
 /// Rounds before the first timed one.
 const WARM_UP: usize = 3;
 
@@ -153,6 +156,11 @@ impl Pair {
                     .for_each(|(what, _)| *what = format!("{name}, round {round}: {what}"));
             }
         }
+        if args.engine.device != "cpu" {
+            for (slot, root) in (0..SLOTS).flat_map(|slot| (7..11).map(move |root| (slot, root))) {
+                self.build(slot, root)?;
+            }
+        }
         for slot in 0..SLOTS {
             for (name, state) in self.target.state_tensors(slot)? {
                 trace.push((format!("slot {slot}: {name}"), hash(&state)?));
@@ -198,6 +206,40 @@ impl Pair {
             let rows: Vec<u32> = path.iter().map(|&node| first as u32 + node as u32).collect();
             let rows = Tensor::new(rows, features.device())?;
             drafter.extend(stream.slot, &features.index_select(&rows, 0)?)?;
+        }
+        Ok(())
+    }
+
+    /// Verifies the trees of a draft, built on the host and where the draft is: the same logits and features bit by bit, or an error.
+    fn build(&mut self, slot: usize, root: u32) -> Result<()> {
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let horizon = drafter.block_size() - 1;
+        let logits = drafter.draft_packed(&[DraftRequest { slot, root, horizon }], horizon + 1, false)?;
+        for budget in BUDGETS {
+            let options = BuildOptions { budget, ..BuildOptions::default() };
+            let tree = ddtree_from(&Marginals::from_tensor(&logits, options)?, root, options)?;
+            let stream = |tokens, tree| VerifyStream { slot, tokens, tree, logits: LogitRows::All };
+            let seen = self.target.verify(&[stream(tree.tokens().to_vec(), tree.tree().clone())])?;
+            let drafted = DraftedTokens {
+                best: top_tokens(&logits, budget)?,
+                sources: vec![-1; budget + 1],
+                trees: Some(DraftedTrees {
+                    drafts: vec![Some(TreeDraft { first: 0, depths: horizon })],
+                    nodes: vec![0; budget + 1],
+                    stated: None,
+                }),
+            };
+            let room = stream(vec![root; budget + 1], DraftTree::broom(budget + 1, horizon)?);
+            let built = self.target.verify_drafted(&[room], &drafted)?;
+            let pairs = [("logits", seen.logits, built.logits), ("features", seen.features, built.features)];
+            for (what, seen, built) in pairs {
+                let (Some(seen), Some(built)) = (seen, built) else { continue };
+                let same = hash(&seen)? == hash(&built)?;
+                ensure!(
+                    same,
+                    "slot {slot}, root {root}: {what} of {budget} nodes built where the draft is differ"
+                );
+            }
         }
         Ok(())
     }

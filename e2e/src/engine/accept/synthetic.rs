@@ -150,7 +150,17 @@ impl SyntheticAcceptance {
 
     /// The same candidates with the model's probabilities.
     pub(in super::super) fn marginals(&self, drafted: &Marginals) -> Marginals {
-        drafted.map(|depth, rank, _| self.chance(depth, rank as u32).max(LEAST).ln())
+        drafted.map(|depth, rank, _| self.log_prob(depth, rank))
+    }
+
+    /// [`Self::marginals`] of drafts with so many depths and candidates, `[depths, ranks]`.
+    pub(in super::super) fn log_probs(&self, depths: usize, ranks: usize) -> Vec<f64> {
+        let of_depth = |depth| (0..ranks).map(move |rank| self.log_prob(depth, rank));
+        (1..=depths).flat_map(of_depth).collect()
+    }
+
+    fn log_prob(&self, depth: usize, rank: usize) -> f64 {
+        self.chance(depth, rank as u32).max(LEAST).ln()
     }
 
     /// The rank of the target's token behind a path to depth `depth - 1`; `None` when it is none of the drafter's.

@@ -8,6 +8,7 @@
 mod row;
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash};
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -65,6 +66,8 @@ pub struct Run {
     rounds: usize,
     seconds: f64,
     stats: Vec<StreamStats>,
+    /// All tokens in the order in which they came.
+    hash: DefaultHasher,
 }
 
 impl Run {
@@ -212,7 +215,8 @@ fn decode(ready: &mut Ready, requests: Vec<GenerateRequest>, rounds: usize) -> R
         open.insert(ready.engine.submit(request)?);
     }
     let (count, mut started) = (open.len(), HashSet::new());
-    let mut run = Run { tokens: 0, rounds: 0, seconds: 0.0, stats: Vec::new() };
+    let hash = DefaultHasher::new();
+    let mut run = Run { tokens: 0, rounds: 0, seconds: 0.0, stats: Vec::new(), hash };
     let mut clock: Option<Instant> = None;
     while !open.is_empty() {
         let events = ready.engine.step()?;
@@ -221,6 +225,7 @@ fn decode(ready: &mut Ready, requests: Vec<GenerateRequest>, rounds: usize) -> R
             match event {
                 Event::Text { tokens, .. } => {
                     started.insert(stream);
+                    tokens.iter().for_each(|token| token.id.hash(&mut run.hash));
                     run.tokens += if clock.is_some() { tokens.len() } else { 0 };
                 }
                 Event::Done { stats, .. } => {

@@ -1,5 +1,7 @@
 //! One mode of a cell: its figures as text and as a record.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use canopy_e2e::engine::{Mode, StageTimes, StreamStats};
 use serde_json::{Value, json};
 
@@ -80,6 +82,13 @@ impl Row {
         )
     }
 
+    /// A hash of the tokens of all runs.
+    fn tokens_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.runs.iter().for_each(|run| run.hash.finish().hash(&mut hasher));
+        hasher.finish()
+    }
+
     /// Rounds by drafted nodes, all runs together.
     fn budgets(&self) -> Value {
         let mut all = std::collections::BTreeMap::<usize, usize>::new();
@@ -122,6 +131,9 @@ impl Row {
             "mean_budget": self.mean_budget(),
             "plain_share": self.plain(),
             "rounds_by_budget": self.budgets(),
+            "tokens_hash": format!("{:016x}", self.tokens_hash()),
+            "host_walk": args.engine.host_walk,
+            "host_build": args.engine.host_build,
             "ms_round": self.round_ms(),
             "stages_ms_round": self.stages.map(|stages| stages_json(&stages, 1e3)),
             "first_token_ms": self.first_token.map(|seconds| 1e3 * seconds),
