@@ -9,13 +9,13 @@
                                                           plan_at, o, u, g_cum);                                                      \
     }
 
+CANOPY_FUSED_WIDE(16, 64, 128, 2)
+CANOPY_FUSED_WIDE(32, 64, 256, 1)
 CANOPY_FUSED_WIDE(64, 64, 256, 1)
 #ifndef CANOPY_CONTROLS
 CANOPY_FUSED_WIDE(16, 32, 128, 2)
 CANOPY_FUSED_WIDE(32, 32, 256, 1)
 CANOPY_FUSED_WIDE(64, 32, 256, 1)
 CANOPY_FUSED_WIDE(128, 32, 256, 1)
-CANOPY_FUSED_WIDE(16, 64, 128, 2)
-CANOPY_FUSED_WIDE(32, 64, 256, 1)
 CANOPY_FUSED_WIDE(128, 64, 256, 1)
 #endif
