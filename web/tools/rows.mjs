@@ -27,6 +27,9 @@ function shape(row) {
 
 const micros = (row) => number(row.us_median, row.median_us, row.us, row.us_p50, typeof row.ms_median === "number" ? row.ms_median * 1000 : null);
 
+/** Five digits: what a chart shows, and a third of the bytes. */
+const brief = (x) => (x === null ? null : Number(x.toPrecision(5)));
+
 /** Latency rows of every kernel: canopy's, peers', papers'. */
 export function kernelRows(rows) {
   return rows.flatMap((row) => {
@@ -34,8 +37,8 @@ export function kernelRows(rows) {
     if (typeof row.case !== "string" || us === null) return [];
     return [{
       case: bare(row.case), who: kind(row), variant: text(row.variant, row.kernel, row.name) ?? row.case,
-      batch: number(row.batch, row.b), nodes: number(row.nodes, row.t), shape: shape(row), us,
-      p10: number(row.us_p10, row.p10_us), p90: number(row.us_p90, row.p90_us), l2: text(row.l2, row.cache),
+      batch: number(row.batch, row.b), nodes: number(row.nodes, row.t), shape: shape(row), us: brief(us),
+      p10: brief(number(row.us_p10, row.p10_us)), p90: brief(number(row.us_p90, row.p90_us)), l2: text(row.l2, row.cache),
       dtype: text(row.dtype), context: number(row.context), heads: number(row.heads), head_dim: number(row.head_dim),
       device: device(row), source: text(row.source), note: text(row.note), line: row.line,
     }];
