@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
+use std::sync::{Mutex, PoisonError};
+use std::{iter, thread};
 
 const ARCHS: &str = "80,86,89,90,100,120,121";
 
@@ -28,13 +30,14 @@ fn build() -> Result<(), String> {
     let out = PathBuf::from(env::var("OUT_DIR").map_err(|e| format!("OUT_DIR: {e}"))?);
     let archs = env::var("CANOPY_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.into());
     let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect();
-    let nvcc = if env::var_os("CANOPY_TYPECHECK_ONLY").is_some() { None } else { Some(find_nvcc()?) };
-    if let Some(version) = nvcc.as_deref().and_then(version) {
+    let nvcc = if env::var_os("CANOPY_TYPECHECK_ONLY").is_some() { None } else { Some(Nvcc::find()?) };
+    if let Some(Nvcc { version: Some(version), .. }) = &nvcc {
         println!("cargo::rustc-env=CANOPY_TOOLKIT={version}");
     }
-    // with feature `controls` every source once more, with the contract's faults inside
-    let controls = env::var_os("CARGO_FEATURE_CONTROLS").is_some();
-    let (mut table, mut planted, mut log) = (String::new(), String::new(), String::new());
+    // a file for Hopper's own instructions
+    let only: Vec<&str> =
+        archs.iter().copied().filter(|arch| arch.starts_with("90")).map(|_| "90a").take(1).collect();
+    let mut images = Vec::new();
     for source in sources()? {
         println!("cargo::rerun-if-changed={}", source.display());
         let name = source.file_stem().and_then(|stem| stem.to_str()).ok_or("a .cu file without a name")?;
@@ -43,36 +46,27 @@ fn build() -> Result<(), String> {
             .and_then(Path::file_name)
             .and_then(|room| room.to_str())
             .ok_or("a .cu file without a room")?;
-        // a file for Hopper's own instructions
-        let only: Vec<&str> =
-            archs.iter().copied().filter(|arch| arch.starts_with("90")).map(|_| "90a").take(1).collect();
         let archs = if name.ends_with("_sm90a") { &only } else { &archs };
-        if archs.is_empty() {
-            continue;
-        }
-        let image = |prefix: &str, table: &mut String| -> Result<String, String> {
-            let fatbin = out.join(format!("{prefix}{room}_{name}.fatbin"));
-            let log = match &nvcc {
-                Some(nvcc) => compile(nvcc, archs, &source, &fatbin, !prefix.is_empty())?,
-                None => fs::write(&fatbin, [])
-                    .map(|()| String::new())
-                    .map_err(|e| format!("{}: {e}", fatbin.display()))?,
-            };
-            let _ = writeln!(table, "    (\"{room}/{name}\", include_bytes!({fatbin:?})),");
-            Ok(log)
-        };
-        log.push_str(&image("", &mut table)?);
-        // without nvcc there is no list of headers, and no image either
-        let headers = fs::read_to_string(out.join(format!("{room}_{name}.d")));
-        if controls && headers.map_or(true, |headers| headers.contains("canopy/fault.cuh")) {
-            image("controls_", &mut planted)?;
+        if !archs.is_empty() {
+            let fatbin = out.join(format!("{room}_{name}.fatbin"));
+            images.push(Image { key: format!("{room}/{name}"), archs, fatbin, source, planted: false });
         }
     }
-    let list =
-        |name: &str, lines: &str| format!("pub(crate) static {name}: &[(&str, &[u8])] = &[\n{lines}];\n");
-    let mut table = list("FATBINS", &table);
-    if controls {
-        table.push_str(&list("CONTROLS", &planted));
+    let logs = compile_all(nvcc.as_ref(), &images)?;
+    let log: String =
+        images.iter().zip(logs).map(|(image, log)| format!("== {}\n{log}", image.source.display())).collect();
+    let mut table = list("FATBINS", &images);
+    // with feature `controls` every source once more, with the contract's faults inside
+    if env::var_os("CARGO_FEATURE_CONTROLS").is_some() {
+        for image in &mut images {
+            // without nvcc there is no list of headers, and no image either
+            let headers = fs::read_to_string(image.fatbin.with_extension("d"));
+            image.planted = headers.map_or(true, |headers| headers.contains("canopy/fault.cuh"));
+            image.fatbin = out.join(format!("controls_{}.fatbin", image.key.replace('/', "_")));
+        }
+        images.retain(|image| image.planted);
+        compile_all(nvcc.as_ref(), &images)?;
+        table.push_str(&list("CONTROLS", &images));
     }
     let save = |file: &str, text: &str| fs::write(out.join(file), text).map_err(|e| format!("{file}: {e}"));
     save("fatbins.rs", &table)?;
@@ -80,6 +74,24 @@ fn build() -> Result<(), String> {
     println!("cargo::rustc-env=CANOPY_BUILT_ARCHS={}", archs.join(","));
     println!("cargo::rustc-env=CANOPY_PTXAS_LOG={}", out.join("ptxas.log").display());
     Ok(())
+}
+
+struct Image<'a> {
+    /// `room/file`, by which a launcher asks for it.
+    key: String,
+    source: PathBuf,
+    fatbin: PathBuf,
+    archs: &'a [&'a str],
+    /// With the contract's faults inside.
+    planted: bool,
+}
+
+fn list(name: &str, images: &[Image]) -> String {
+    let lines = images.iter().fold(String::new(), |mut lines, Image { key, fatbin, .. }| {
+        let _ = writeln!(lines, "    ({key:?}, include_bytes!({fatbin:?})),");
+        lines
+    });
+    format!("pub(crate) static {name}: &[(&str, &[u8])] = &[\n{lines}];\n")
 }
 
 fn sources() -> Result<Vec<PathBuf>, String> {
@@ -95,72 +107,102 @@ fn sources() -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-fn find_nvcc() -> Result<PathBuf, String> {
-    let mut tried = Vec::new();
-    if let Some(path) = env::var_os("CANOPY_NVCC") {
-        tried.push(PathBuf::from(path));
-    }
-    for home in ["CUDA_HOME", "CUDA_PATH"] {
-        tried.extend(env::var_os(home).map(|home| PathBuf::from(home).join("bin/nvcc")));
-    }
-    if let Some(path) = env::var_os("PATH") {
-        tried.extend(env::split_paths(&path).map(|dir| dir.join("nvcc")));
-    }
-    tried.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
-        "feature `cuda` needs nvcc (no GPU is needed), and none was found in $CANOPY_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin or $PATH.\n\
-         Build without the feature, or install a CUDA 13 toolkit (tools/cuda-toolkit.sh makes one from PyPI wheels), or set \
-         CANOPY_TYPECHECK_ONLY=1 to type-check only."
-            .into()
-    })
+struct Nvcc {
+    path: PathBuf,
+    /// As `nvcc --version` ends with it: `13.0.88`.
+    version: Option<String>,
 }
 
-/// The toolkit's version as `nvcc --version` ends with it: `13.0.88`.
-fn version(nvcc: &Path) -> Option<String> {
-    let text = String::from_utf8(Command::new(nvcc).arg("--version").output().ok()?.stdout).ok()?;
-    let (_, version) = text.split_once(", V")?;
-    version.split_whitespace().next().map(String::from)
+impl Nvcc {
+    fn find() -> Result<Self, String> {
+        let mut tried = Vec::new();
+        if let Some(path) = env::var_os("CANOPY_NVCC") {
+            tried.push(PathBuf::from(path));
+        }
+        for home in ["CUDA_HOME", "CUDA_PATH"] {
+            tried.extend(env::var_os(home).map(|home| PathBuf::from(home).join("bin/nvcc")));
+        }
+        if let Some(path) = env::var_os("PATH") {
+            tried.extend(env::split_paths(&path).map(|dir| dir.join("nvcc")));
+        }
+        let path = tried.into_iter().find(|path| path.is_file()).ok_or(
+            "feature `cuda` needs nvcc (no GPU is needed), and none was found in $CANOPY_NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin or $PATH.\n\
+             Build without the feature, or install a CUDA 13 toolkit (tools/cuda-toolkit.sh makes one from PyPI wheels), or set \
+             CANOPY_TYPECHECK_ONLY=1 to type-check only.",
+        )?;
+        let said = Command::new(&path).arg("--version").output().ok();
+        let said = said.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
+        let version = said.split_once(", V").and_then(|(_, version)| version.split_whitespace().next());
+        Ok(Self { version: version.map(String::from), path })
+    }
 }
 
-/// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix.
-fn compile(
-    nvcc: &Path,
-    archs: &[&str],
-    source: &Path,
-    fatbin: &Path,
-    planted: bool,
-) -> Result<String, String> {
-    let depfile = fatbin.with_extension("d");
-    let mut command = Command::new(nvcc);
-    command.args([
-        "--fatbin",
-        "-std=c++17",
-        "-O3",
-        "-lineinfo",
-        "-Iinclude",
-        "-Xptxas",
-        "-v,--warn-on-spills",
-        "-MD",
-        "-MF",
-    ]);
-    command.arg(&depfile);
-    if planted {
+/// What ptxas says of each image; empty images without nvcc. As many at once as cargo allows jobs.
+fn compile_all(nvcc: Option<&Nvcc>, images: &[Image]) -> Result<Vec<String>, String> {
+    let Some(nvcc) = nvcc else {
+        let empty = |path: &Path| fs::write(path, []).map_err(|e| format!("{}: {e}", path.display()));
+        return images.iter().map(|image| empty(&image.fatbin).map(|()| String::new())).collect();
+    };
+    let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+    let waiting = Mutex::new(images.iter().enumerate());
+    let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || iter::from_fn(take).map(|(at, image)| (at, compile(nvcc, image))).collect::<Vec<_>>();
+    let mut logs: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..images.len().min(jobs)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
+    });
+    logs.sort_by_key(|(at, _)| *at);
+    for header in images.iter().flat_map(|image| headers(&image.fatbin)) {
+        println!("cargo::rerun-if-changed={header}");
+    }
+    logs.into_iter().map(|(_, log)| log).collect()
+}
+
+/// The project's own headers that an image was made from.
+fn headers(fatbin: &Path) -> Vec<String> {
+    let listed = fs::read_to_string(fatbin.with_extension("d")).unwrap_or_default();
+    let own = |path: &&str| path.ends_with(".cuh") && !path.starts_with('/');
+    listed.split_whitespace().filter(own).map(String::from).collect()
+}
+
+/// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix. An image that is
+/// newer than its source and headers stays, if the same compiler made it with the same arguments.
+fn compile(nvcc: &Nvcc, image: &Image) -> Result<String, String> {
+    let Image { source, fatbin, archs, planted, .. } = image;
+    let mut command = Command::new(&nvcc.path);
+    command.args(["--fatbin", "-std=c++17", "-O3", "-lineinfo", "-Iinclude"]);
+    command.args(["-Xptxas", "-v,--warn-on-spills", "-MD", "-MF"]).arg(fatbin.with_extension("d"));
+    if *planted {
         command.arg("-DCANOPY_CONTROLS");
     }
-    for arch in archs {
+    for arch in *archs {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
     }
     if let Some(arch) = archs.iter().rev().find(|arch| arch.bytes().all(|b| b.is_ascii_digit())) {
         command.arg(format!("-gencode=arch=compute_{arch},code=compute_{arch}"));
     }
-    let run =
-        command.arg("-o").arg(fatbin).arg(source).output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+    command.arg("-o").arg(fatbin).arg(source);
+    let (made, stamp) = (format!("{:?} {command:?}\n", nvcc.version), fatbin.with_extension("made"));
+    if let Ok(last) = fs::read_to_string(&stamp)
+        && let Some(log) = last.strip_prefix(&made)
+        && newer(fatbin, source)
+    {
+        return Ok(log.into());
+    }
+    let _ = fs::remove_file(&stamp);
+    let run = command.output().map_err(|e| format!("{}: {e}", nvcc.path.display()))?;
     let log = String::from_utf8_lossy(&run.stderr).into_owned();
     if !run.status.success() {
-        return Err(format!("{} failed on {}:\n{log}", nvcc.display(), source.display()));
+        return Err(format!("{} failed on {}:\n{log}", nvcc.path.display(), source.display()));
     }
-    let deps = fs::read_to_string(&depfile).unwrap_or_default();
-    for header in deps.split_whitespace().filter(|path| path.ends_with(".cuh") && !path.starts_with('/')) {
-        println!("cargo::rerun-if-changed={header}");
-    }
-    Ok(format!("== {}\n{log}", source.display()))
+    fs::write(&stamp, made + &log).map_err(|e| format!("{}: {e}", stamp.display()))?;
+    Ok(log)
+}
+
+/// Whether an image was made after the last change of its source and of every header; a header that is gone is a change.
+fn newer(fatbin: &Path, source: &Path) -> bool {
+    let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let Some(made) = changed(fatbin) else { return false };
+    let mut from = headers(fatbin).into_iter().map(PathBuf::from).chain([source.into()]);
+    from.all(|path: PathBuf| changed(&path).is_some_and(|changed| changed < made))
 }

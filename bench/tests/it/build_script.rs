@@ -18,8 +18,12 @@ fn compiled(dir: &Path) -> Result<PathBuf> {
 }
 
 fn run(script: &Path, dir: &Path, env: &[(&str, &str)]) -> Result<(Output, Vec<String>)> {
+    run_in(Path::new(KERNELS), script, dir, env)
+}
+
+fn run_in(sources: &Path, script: &Path, dir: &Path, env: &[(&str, &str)]) -> Result<(Output, Vec<String>)> {
     let mut command = Command::new(script);
-    command.current_dir(KERNELS).env_clear().env("PATH", "").env("OUT_DIR", dir).envs(env.iter().copied());
+    command.current_dir(sources).env_clear().env("PATH", "").env("OUT_DIR", dir).envs(env.iter().copied());
     let output = command.output()?;
     let lines = String::from_utf8(output.stdout.clone())?.lines().map(String::from).collect();
     Ok((output, lines))
@@ -57,5 +61,73 @@ fn a_build_without_the_feature_looks_for_nothing_and_a_type_check_needs_no_nvcc(
         "{lines:?}"
     );
     assert!(std::fs::read_to_string(dir.path().join("fatbins.rs"))?.contains("\"tree_gdn/fused\""));
+    Ok(())
+}
+
+/// A compiler that writes what nvcc writes: the image, the list of headers, a word of ptxas; and which source it was given.
+const NVCC: &str = r#"#!/bin/sh
+[ "$1" = --version ] && { echo "release 13.0, V13.0.88"; exit; }
+while [ $# -gt 1 ]; do
+  case "$1" in -o) image=$2 ;; -MF) list=$2 ;; esac
+  shift
+done
+echo "${1##*/}" >> compiled
+echo image > "$image"
+echo "x: $1 include/shared.cuh /usr/include/other.cuh" > "$list"
+echo "ptxas of $1" >&2
+case "$1" in *broken*) exit 2 ;; esac
+"#;
+
+#[test]
+fn only_images_whose_source_or_header_changed_are_compiled_again() -> Result<()> {
+    use std::fs::{create_dir_all, read_to_string, remove_file, write};
+    use std::os::unix::fs::PermissionsExt;
+
+    let dir = tempfile::tempdir()?;
+    let (script, sources, out) = (compiled(dir.path())?, dir.path().join("crate"), dir.path().join("out"));
+    create_dir_all(sources.join("src/room"))?;
+    create_dir_all(sources.join("include"))?;
+    create_dir_all(&out)?;
+    for file in ["src/room/a.cu", "src/room/b.cu", "src/room/c.cu", "include/shared.cuh"] {
+        write(sources.join(file), "")?;
+    }
+    let nvcc = dir.path().join("nvcc");
+    write(&nvcc, NVCC)?;
+    std::fs::set_permissions(&nvcc, PermissionsExt::from_mode(0o755))?;
+    let nvcc = nvcc.to_str().unwrap_or_default();
+    let build = |archs| {
+        let env = [
+            ("CARGO_FEATURE_CUDA", "1"),
+            ("CANOPY_NVCC", nvcc),
+            ("CANOPY_CUDA_ARCHS", archs),
+            ("NUM_JOBS", "2"),
+        ];
+        let (output, lines) = run_in(&sources, &script, &out, &env)?;
+        let compiled = read_to_string(sources.join("compiled")).unwrap_or_default();
+        let _ = remove_file(sources.join("compiled"));
+        let mut compiled: Vec<String> = compiled.lines().map(String::from).collect();
+        compiled.sort();
+        anyhow::Ok((output.status.success(), lines, compiled))
+    };
+    let all = ["a.cu", "b.cu", "c.cu"];
+    assert_eq!(build("80")?.2, all);
+    let (good, lines, compiled) = build("80")?;
+    assert!(good && compiled.is_empty(), "{compiled:?}");
+    assert!(lines.contains(&"cargo::rerun-if-changed=include/shared.cuh".into()), "{lines:?}");
+    let said = "== src/room/a.cu\nptxas of src/room/a.cu\n== src/room/b.cu\nptxas of src/room/b.cu\n";
+    assert!(read_to_string(out.join("ptxas.log"))?.starts_with(said), "an image that stays keeps its record");
+    write(sources.join("src/room/b.cu"), "changed")?;
+    assert_eq!(build("80")?.2, ["b.cu"]);
+    write(sources.join("include/shared.cuh"), "changed")?;
+    assert_eq!(build("80")?.2, all);
+    assert_eq!(build("80,90")?.2, all, "other arguments");
+    remove_file(out.join("room_c.fatbin"))?;
+    assert_eq!(build("80,90")?.2, ["c.cu"]);
+    write(sources.join("src/room/broken.cu"), "")?;
+    for _ in 0..2 {
+        let (good, lines, compiled) = build("80,90")?;
+        assert!(!good && compiled == ["broken.cu"], "a failed image is not kept: {compiled:?}");
+        assert!(lines.iter().any(|line| line.contains("failed on src/room/broken.cu")), "{lines:?}");
+    }
     Ok(())
 }
