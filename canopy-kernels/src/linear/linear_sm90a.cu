@@ -326,6 +326,7 @@ __device__ __forceinline__ void product(const LinearArgs& a, const Source<Wide>&
         sum.clear();
         const uint32_t first = unit;
         const auto release = [&](uint32_t of) {
+            __syncwarp();  // every lane has read its weights
             if (lane != 0) return;
             arrive(ring.empty((of - begin) % Stages));
             if constexpr (Pair) arrive_at(ring.empty((of - begin) % Stages), cluster_rank() ^ 1);

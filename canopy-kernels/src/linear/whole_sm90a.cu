@@ -85,6 +85,7 @@ __device__ __forceinline__ void multiply(const uint8_t* shared, const Ring& ring
 
 // The unit's stage may be filled again, here and in the other CTA, whose copies come to both.
 __device__ __forceinline__ void release(const Ring& ring, uint32_t unit) {
+    __syncwarp();  // every lane has read its weights
     if (threadIdx.x % 32 != 0) return;
     arrive(ring.empty(unit));
     arrive_at(ring.empty(unit), cluster_rank() ^ 1);
