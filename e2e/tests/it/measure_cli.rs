@@ -151,6 +151,38 @@ fn the_stored_vectors_are_compared_and_a_wrong_one_is_found() {
 }
 
 #[test]
+fn tokens_of_another_run_are_compared_and_a_difference_is_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let args = ["bench", "--kinds", "fixed", "--limit", "2", "--max-tokens", "24", "--repeats", "1"];
+    runs(&[&args[..], &["--modes", "tree", "--keep-tokens", &path("tokens.json")]].concat());
+    let against = |file: &str, more: &[&str]| {
+        canopy(&[&args[..], &["--modes", "ar,chain", "--against", &path(file)], more].concat())
+    };
+    let same = against("tokens.json", &[]);
+    let output = String::from_utf8(same.stdout).unwrap();
+    assert!(same.status.success() && output.contains("2 of 2 prompts have the same tokens"), "{output}");
+    let mut kept: Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("tokens.json")).unwrap()).unwrap();
+    kept[1]["tokens"][7] = 0.into();
+    std::fs::write(dir.path().join("changed.json"), kept.to_string()).unwrap();
+    let changed = against("changed.json", &["--json", &path("rows.jsonl")]);
+    let output = String::from_utf8(changed.stdout).unwrap();
+    assert!(output.contains("fixed: token 7 differs, the best two "), "{output}");
+    let row = rows(&dir.path().join("rows.jsonl")).pop().unwrap();
+    assert_eq!((row["case"].as_str(), row["at"].as_u64()), (Some("e2e.difference"), Some(7)));
+    // no rounding closes the gap of a token that the model is sure of
+    let gap = row["top2_gap"].as_f64().unwrap();
+    assert_eq!(changed.status.success(), gap <= 0.1, "{gap}");
+    kept.as_array_mut().unwrap().remove(0);
+    std::fs::write(dir.path().join("short.json"), kept.to_string()).unwrap();
+    let message = String::from_utf8(against("short.json", &[]).stderr).unwrap();
+    assert!(message.contains("--against: expected the fixed prompt"), "{message}");
+    let message = String::from_utf8(against("nothing.json", &[]).stderr).unwrap();
+    assert!(message.contains("--against") && message.contains("nothing.json"), "{message}");
+}
+
+#[test]
 fn memory_is_watched_over_many_requests() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("soak.jsonl");

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use canopy_e2e::engine::{GenerateRequest, Mode, Speculation, StageTimes, StreamStats};
 use serde_json::{Value, json};
 
+use crate::against::{self, Difference, Kept};
 use crate::engine_args::{EngineArgs, Ready, SamplingArgs, report_passes};
 use crate::generate::stages_json;
 use crate::matrix::{self, MatrixArgs};
@@ -79,7 +80,14 @@ pub struct Args {
     pub repeats: u16,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Appends one JSON line per kind and mode
+    /// Writes every prompt's tokens in the first mode, for `--against`
+    #[arg(long, conflicts_with = "prompt_tokens", value_name = "FILE")]
+    keep_tokens: Option<PathBuf>,
+    /// Compares every prompt's tokens in the first mode with a file's that `--keep-tokens` wrote, and says of each
+    /// difference how far apart the two best tokens were
+    #[arg(long, conflicts_with = "prompt_tokens", value_name = "FILE")]
+    against: Option<PathBuf>,
+    /// Appends one JSON line per kind and mode, and per difference of `--against`
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -156,22 +164,38 @@ fn bench(args: &Args) -> Result<()> {
         let opened = record::open(path);
         opened.with_context(|| format!("--json {}", path.display()))?;
     }
+    let known_tokens = args.against.as_deref().map(against::read).transpose()?;
+    let (mut kept, mut differences) = (Vec::new(), Vec::new());
     let mut ready = args.engine.load(&args.matrix.synthetic)?;
     let mut rows = Vec::new();
     for kind in &args.kinds {
         let texts: Vec<&str> = prompts.iter().filter(|p| &p.kind == kind).map(|p| p.text.as_str()).collect();
         let texts = &texts[..texts.len().min(args.limit.get())];
         ensure!(!texts.is_empty(), "--kinds: expected some of {}, got {kind}", known(&prompts));
-        rows.extend(measure(args, &mut ready, kind, texts)?);
+        let (of_kind, first) = measure(args, &mut ready, kind, texts)?;
+        rows.extend(of_kind);
+        let first = texts.iter().zip(first);
+        let now = first.map(|(&text, tokens)| Kept { kind: kind.clone(), text: text.into(), tokens });
+        kept.extend(now);
     }
     print_table(&rows);
     report_passes(ready.engine.stats().passes);
+    if let Some(known) = &known_tokens {
+        differences = against::differences(known, &kept, |text, at| gap_at(args, &mut ready, text, at))?;
+    }
+    if let Some(path) = &args.keep_tokens {
+        against::write(path, &kept)?;
+    }
     if let Some(path) = &args.json {
-        append(path, args, &ready.name, &rows).with_context(|| path.display().to_string())?;
+        append(path, args, &ready.name, &rows, &differences).with_context(|| path.display().to_string())?;
     }
     if rows.iter().any(|row| !row.texts_equal && row.tie.is_none_or(|gap| gap > NEAR_TIE)) {
         bail!("the modes' texts differ");
     }
+    ensure!(
+        differences.iter().all(|apart| apart.gap.is_some_and(|gap| gap <= NEAR_TIE)),
+        "--against: tokens differ where the best two are more than {NEAR_TIE} apart in ln p"
+    );
     Ok(())
 }
 
@@ -183,8 +207,8 @@ fn prompts(args: &Args) -> Result<Vec<Prompt>> {
     serde_json::from_str(&json).context("--prompts: expected a JSON list of objects with kind and text")
 }
 
-/// All modes over one kind's prompts.
-fn measure(args: &Args, ready: &mut Ready, kind: &str, texts: &[&str]) -> Result<Vec<Row>> {
+/// All modes over one kind's prompts, and every prompt's tokens in the first mode.
+fn measure(args: &Args, ready: &mut Ready, kind: &str, texts: &[&str]) -> Result<(Vec<Row>, Vec<Vec<u32>>)> {
     let mut runs: Vec<Vec<Runs>> =
         args.modes.iter().map(|_| texts.iter().map(|_| Runs::default()).collect()).collect();
     for repeat in 0..usize::from(args.repeats) {
@@ -216,26 +240,33 @@ fn measure(args: &Args, ready: &mut Ready, kind: &str, texts: &[&str]) -> Result
             row.tie = Some(widest_tie(args, ready, texts, &runs[base], runs_of)?);
         }
     }
-    Ok(rows)
+    let first = runs.into_iter().next().unwrap_or_default();
+    Ok((rows, first.into_iter().map(|runs| runs.tokens).collect()))
 }
 
 /// Where a mode's tokens first leave `ar`'s, how far apart the two best tokens were there: the largest such gap in ln p.
 fn widest_tie(args: &Args, ready: &mut Ready, texts: &[&str], base: &[Runs], runs: &[Runs]) -> Result<f64> {
     let mut widest = 0f64;
     for (text, (base, runs)) in texts.iter().zip(base.iter().zip(runs)) {
-        let Some(at) = base.tokens.iter().zip(&runs.tokens).position(|(a, b)| a != b) else { continue };
-        let request = GenerateRequest {
-            sampling: args.sampling.sampling(),
-            speculation: Speculation { mode: Mode::Ar, budget: None },
-            logprobs: Some(2),
-            ..GenerateRequest::new(ready.encode(text)?, args.max_tokens)
-        };
-        let got = ready.engine.run(request)?;
-        if let Some([(_, best), (_, second), ..]) = got.tokens.get(at).map(|token| token.top.as_slice()) {
-            widest = widest.max(f64::from(*best) - f64::from(*second));
-        }
+        let Some(at) = against::first_difference(&base.tokens, &runs.tokens) else { continue };
+        widest = widest.max(gap_at(args, ready, text, at)?.unwrap_or(0.0));
     }
     Ok(widest)
+}
+
+/// How far apart in ln p the two best tokens are at a place of `ar`'s text, if it is that long.
+fn gap_at(args: &Args, ready: &mut Ready, text: &str, at: usize) -> Result<Option<f64>> {
+    let request = GenerateRequest {
+        sampling: args.sampling.sampling(),
+        speculation: Speculation { mode: Mode::Ar, budget: None },
+        logprobs: Some(2),
+        ..GenerateRequest::new(ready.encode(text)?, args.max_tokens)
+    };
+    let got = ready.engine.run(request)?;
+    Ok(match got.tokens.get(at).map(|token| token.top.as_slice()) {
+        Some([(_, best), (_, second), ..]) => Some(f64::from(*best) - f64::from(*second)),
+        _ => None,
+    })
 }
 
 fn row(kind: &str, mode: Mode, runs: &[Runs], base: Option<&Vec<Runs>>) -> Row {
@@ -326,7 +357,7 @@ fn print_table(rows: &[Row]) {
     }
 }
 
-fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
+fn append(path: &Path, args: &Args, model: &str, rows: &[Row], differences: &[Difference<'_>]) -> Result<()> {
     let mut file = record::open(path)?;
     let (commit, dirty) = record::commit();
     let machine = record::machine();
@@ -367,6 +398,14 @@ fn append(path: &Path, args: &Args, model: &str, rows: &[Row]) -> Result<()> {
             "command": record::command(),
         });
         writeln!(file, "{line}")?;
+    }
+    for apart in differences {
+        let mut line = apart.json();
+        let about = json!({"schema": 1, "model": model, "mode": args.modes.first().map(|mode| mode.name()),
+            "device": args.engine.device, "machine": machine, "commit": commit, "dirty": dirty,
+            "time": record::unix_time(), "command": record::command()});
+        line.extend(about.as_object().cloned().unwrap_or_default());
+        writeln!(file, "{}", Value::from(line))?;
     }
     Ok(())
 }
