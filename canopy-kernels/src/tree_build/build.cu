@@ -6,6 +6,7 @@
 
 #include "canopy/fault.cuh"
 #include "canopy/numeric.cuh"
+#include "plan.cuh"
 
 struct BuildArgs {
     uint32_t k;       // candidates of a row
@@ -15,23 +16,26 @@ static_assert(sizeof(BuildArgs) == 8, "launch.rs BuildArgs");
 
 namespace canopy {
 
-constexpr int kThreads = 128, kMostNodes = 256, kMostDepth = 15, kMostK = 64, kMaskWords = 8, kBand = 16;
+constexpr int kThreads = 128, kMostDepth = 15, kMostK = 64, kMaskWords = 8;
 constexpr uint64_t kNone = ~0ull;
 
-struct Tree {
+struct Tree : Paths {
     double log_probs[kMostDepth][kMostK];
     double joint[kMostNodes];
-    uint64_t next[kMostNodes];                 // size of the joint log-probability of the node's next child
-    uint64_t path[kMostNodes][kBand / 8];      // bytes: the root path, then the node itself
-    uint16_t at[kMostNodes];                   // first path entry / 4
-    uint8_t parent[kMostNodes], rank[kMostNodes], depth[kMostNodes];
-    uint8_t children[kMostNodes];              // taken so far
-    uint8_t place[kMostNodes];                 // among the nodes of its depth
-    uint32_t tiles[kBand];
-    int candidates[kMostDepth];                // of every depth
-    int level[kBand];                          // nodes of every depth
-    int depths;                                // that have candidates
-    int taken, entries;
+    uint64_t next[kMostNodes];      // size of the joint log-probability of the node's next child
+    uint8_t rank[kMostNodes];
+    uint8_t children[kMostNodes];   // taken so far
+    int candidates[kMostDepth];     // of every depth
+    int depths;                     // that have candidates
+    int taken;
+};
+
+struct Cta {
+    __device__ __forceinline__ static int id() { return threadIdx.x; }
+    __device__ __forceinline__ static int size() { return kThreads; }
+    __device__ __forceinline__ static void sync() { __syncthreads(); }
+    __device__ __forceinline__ static void add(int* to, int n) { atomicAdd(to, n); }
+    __device__ __forceinline__ static void set(uint32_t* to, uint32_t bits) { atomicOr(to, bits); }
 };
 
 // Whether the next child of node a comes before that of node b, when both are as probable: by the ranks along their paths.
@@ -75,14 +79,12 @@ __device__ __forceinline__ uint64_t waiting(const Tree& t, double above, int dep
 __device__ __forceinline__ void grow(Tree& t, int lane, int nodes) {
     if (lane == 0) {
         t.joint[0] = 0.;
-        t.parent[0] = t.rank[0] = t.depth[0] = t.children[0] = t.place[0] = 0;
-        t.at[0] = 0;
-        t.level[0] = 1;
+        t.parent[0] = t.rank[0] = t.depth[0] = t.children[0] = 0;
         t.next[0] = waiting(t, 0., 1, 0);
     }
     __syncwarp();
     Best best = best_of(t, lane, 1);
-    int n = 1, entry = 1;
+    int n = 1;
     for (; n < nodes - CANOPY_FAULT(missed_node); ++n) {
         const uint32_t high = (uint32_t)(best.size >> 32), low = (uint32_t)best.size;
         const uint32_t least_high = __reduce_min_sync(kFull, high);
@@ -107,65 +109,11 @@ __device__ __forceinline__ void grow(Tree& t, int lane, int nodes) {
             t.rank[n] = (uint8_t)rank;
             t.depth[n] = (uint8_t)depth;
             t.children[n] = 0;
-            t.place[n] = (uint8_t)t.level[depth]++;
-            t.at[n] = (uint16_t)entry;
         }
-        entry += depth / 4 + 1;
         __syncwarp();
         if (lane == parent % 32 || lane == n % 32) best = best_of(t, lane, n + 1);
     }
-    if (lane == 0) t.taken = n, t.entries = entry;
-}
-
-__device__ __forceinline__ int in_fours(int n) { return (n + 3) / 4 * 4; }
-
-// Bits of the nodes 32 word to 32 word + 31 on the root path of a node.
-__device__ __forceinline__ uint32_t seen(const Tree& t, int i, int word) {
-    uint32_t bits = 0;
-    for (int d = CANOPY_FAULT(short_path) ? 1 : 0; d <= t.depth[i]; ++d) {
-        const int node = (int)(t.path[i][d / 8] >> 8 * (d % 8)) & 0xff;
-        if (node / 32 == word) bits |= 1u << node % 32;
-    }
-    return bits;
-}
-
-// The plan, as plan.rs makes it under levels and fused.cuh reads it; 0 behind it.
-__device__ __forceinline__ void write_plan(const Tree& t, int nodes, uint32_t* plan, int room) {
-    const int tid = threadIdx.x, words = (nodes + 31) / 32;
-    int deepest = 0;
-    for (int d = 1; d < kBand; ++d) deepest = t.level[d] > 0 ? d : deepest;
-    for (int idx = tid; idx < room; idx += kThreads) plan[idx] = 0;
-    __syncthreads();
-    uint32_t* const info = plan + 4;
-    uint32_t* const tiles = info + in_fours(nodes);
-    uint32_t* const ends = tiles + kBand;
-    uint32_t* const items = ends + in_fours(deepest + 1);
-    uint32_t* const path = items + in_fours(2 * nodes);
-    uint32_t* const mask = path + in_fours(t.entries);
-    uint8_t* const rows = reinterpret_cast<uint8_t*>(mask + in_fours(nodes * words));
-    uint32_t* const order = reinterpret_cast<uint32_t*>(rows + (t.entries + 15) / 16 * 16);
-    if (tid == 0) plan[0] = deepest + 1, plan[1] = nodes, plan[2] = 4 * t.entries, plan[3] = deepest;
-    if (tid < kBand) tiles[tid] = t.tiles[tid];
-    if (tid <= deepest) {
-        int end = 0;
-        for (int d = 0; d <= tid; ++d) end += t.level[d];
-        ends[tid] = end;
-    }
-    for (int i = tid; i < nodes; i += kThreads) {
-        const int depth = t.depth[i];
-        int place = t.place[i];
-        for (int d = 0; d < depth; ++d) place += t.level[d];
-        const uint32_t of_node = depth | (uint32_t)t.at[i] << 8;
-        info[i] = of_node;
-        order[place] = i | of_node << 8;
-        items[2 * i] = i | 1u << 16;
-        items[2 * i + 1] = 0xffffu << 16;
-        for (int w = 0; w <= depth / 4; ++w) {
-            path[t.at[i] + w] = (uint32_t)(t.path[i][w / 2] >> 32 * (w % 2));
-            rows[t.at[i] + w] = (uint8_t)i;
-        }
-    }
-    for (int idx = tid; idx < nodes * words; idx += kThreads) mask[idx] = seen(t, idx / words, idx % words);
+    if (lane == 0) t.taken = n;
 }
 
 }  // namespace canopy
@@ -177,13 +125,13 @@ extern "C" __global__ void __launch_bounds__(canopy::kThreads)
                uint32_t* nodes_out, int* positions, int* parents, uint32_t* mask, uint32_t* plans) {
     using namespace canopy;
     __shared__ Tree t;
+    __shared__ Numbers numbers;
     wait_for_kernels_ahead();
     const int b = blockIdx.x, tid = threadIdx.x;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, row0 = drafts[2 * b], depths = drafts[2 * b + 1];
     if (row0 < 0) return;
     const int k = (int)a.k, stride = 2 + 2 * k;
     const uint32_t* rows = best + (size_t)row0 * stride;
-    if (tid < kBand) t.level[tid] = t.tiles[tid] = 0;
     if (tid < kMostDepth) t.candidates[tid] = 0;
     if (tid == 0) t.depths = depths;
     __syncthreads();
@@ -201,29 +149,10 @@ extern "C" __global__ void __launch_bounds__(canopy::kThreads)
     __syncthreads();
 
     // rows that are left over are roots
-    const int taken = t.taken, entries = t.entries, left = nodes - taken;
+    const int taken = t.taken, from = CANOPY_FAULT(short_path) ? 1 : 0;
+    for (int i = taken + tid; i < nodes; i += kThreads) t.parent[i] = t.rank[i] = t.depth[i] = 0;
     __syncthreads();
-    for (int i = tid; i < nodes; i += kThreads) {
-        if (i >= taken) {
-            t.parent[i] = t.rank[i] = t.depth[i] = 0;
-            t.place[i] = (uint8_t)(1 + i - taken);
-            t.at[i] = (uint16_t)(entries + i - taken);
-        }
-        uint64_t low = i * 0x0101010101010101ull, high = low;
-        uint32_t tiles = 1u << i / 8;
-        for (int at = i; t.depth[at] > 0 && at < taken;) {
-            at = t.parent[at];
-            const int d = t.depth[at], shift = 8 * (d % 8);
-            const uint64_t change = (uint64_t)(at ^ i) << shift;  // it is i so far
-            if (d < 8) low ^= change;
-            else high ^= change;
-            tiles |= 1u << at / 8;
-        }
-        t.path[i][0] = low, t.path[i][1] = high;
-        atomicOr(&t.tiles[i / 16], tiles);
-    }
-    if (tid == 0) t.level[0] += left, t.entries = entries + left;
-    __syncthreads();
+    find_paths(Cta{}, t, nodes);
     for (int i = tid; i < nodes; i += kThreads) {
         const int depth = t.depth[i], rank = t.rank[i];
         const bool root = i == 0 || i >= taken;
@@ -233,9 +162,9 @@ extern "C" __global__ void __launch_bounds__(canopy::kThreads)
         parents[first + i] = root ? -1 : (int)t.parent[i];
     }
     for (int idx = tid; idx < nodes * kMaskWords; idx += kThreads)
-        mask[(size_t)first * kMaskWords + idx] = seen(t, idx / kMaskWords, idx % kMaskWords);
+        mask[(size_t)first * kMaskWords + idx] = seen(t.path[idx / kMaskWords], from, t.depth[idx / kMaskWords], idx % kMaskWords);
     const int room = plan_at[b + 1] - plan_at[b];
-    if (room > 0) write_plan(t, nodes, plans + plan_at[b], room);
+    if (room > 0) write_plan(Cta{}, t, numbers, nodes, from, plans + plan_at[b], room);
     if (b == 0 && tid == 0) planted_touch(best);
     __threadfence();
 }

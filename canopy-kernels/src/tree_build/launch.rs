@@ -92,3 +92,115 @@ pub fn forward(
     // or after this launch.
     unsafe { launch.launch(config) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::path::{Path, PathBuf};
+    use std::process::{Command, Stdio};
+
+    use crate::DraftTree;
+    use crate::tree::SplitMix64;
+    use crate::tree_build::MOST_DEPTH;
+    use crate::tree_gdn::Plan;
+
+    /// Words of room for every plan: that of a broom of 256 nodes is shorter.
+    const ROOM: usize = 8192;
+
+    /// The planner of a CTA for threads of the host, by the compiler that nvcc needs too.
+    fn compiled() -> PathBuf {
+        let room = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let program = Path::new(env!("OUT_DIR")).join("plan_on_host");
+        let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
+        let output = Command::new(&compiler)
+            .args(["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+            .args([&room.join("include"), &room.join("src/tree_build/plan_on_host.cpp")])
+            .arg("-o")
+            .arg(&program)
+            .output()
+            .unwrap_or_else(|error| panic!("no C++ compiler, {compiler:?} ($CXX, else c++): {error}"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        program
+    }
+
+    /// The plans of trees, or several trees, by a team of so many threads.
+    fn planned(program: &Path, threads: usize, trees: &[Vec<i32>]) -> Vec<Vec<u32>> {
+        let arguments = [threads.to_string(), ROOM.to_string()];
+        let command =
+            Command::new(program).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut running = command.expect("the planner runs");
+        let mut input = running.stdin.take().expect("piped");
+        let lines: String = trees
+            .iter()
+            .map(|parents| {
+                let parents: Vec<String> = parents.iter().map(i32::to_string).collect();
+                format!("{} {}\n", parents.len(), parents.join(" "))
+            })
+            .collect();
+        // its output may fill the pipe before it has read all
+        let writer = std::thread::spawn(move || input.write_all(lines.as_bytes()));
+        let output = running.wait_with_output().expect("the planner ends");
+        assert!(output.status.success(), "{}", output.status);
+        writer.join().expect("no panic").expect("all is read");
+        let text = String::from_utf8(output.stdout).expect("numbers");
+        let words = |line: &str| line.split_whitespace().map(|word| word.parse().expect("a word")).collect();
+        text.lines().map(words).collect()
+    }
+
+    /// Trees as the builder takes them, best first: with rows that are left over in every third.
+    fn built(random: &mut SplitMix64, number: usize) -> Vec<i32> {
+        let nodes = 1 + random.below(DraftTree::MAX_NODES);
+        let taken = if number.is_multiple_of(3) { 1 + random.below(nodes) } else { nodes };
+        let (mut parents, mut depths) = (vec![-1], vec![0]);
+        while parents.len() < taken {
+            let deep = random.below(3) > 0;
+            let parent = if deep { parents.len() - 1 } else { random.below(parents.len()) };
+            if depths[parent] < MOST_DEPTH {
+                parents.push(parent as i32);
+                depths.push(depths[parent] + 1);
+            }
+        }
+        parents.resize(nodes, -1);
+        parents
+    }
+
+    #[test]
+    fn a_ctas_plans_are_those_of_the_host_word_for_word() {
+        let mut trees: Vec<Vec<i32>> = Vec::new();
+        for nodes in [1, 2, 16, 31, 32, 33, 48, 64, 65, 100, 127, 128, 129, 200, 255, 256] {
+            let mut shapes = vec![
+                DraftTree::random(nodes, 5),
+                DraftTree::broom(nodes, MOST_DEPTH),
+                DraftTree::broom(nodes, 1),
+            ];
+            if nodes >= 16 {
+                shapes.extend([DraftTree::bole(nodes, 3), DraftTree::bole(nodes, nodes as u64)]);
+            }
+            let shapes = shapes.into_iter().map(|tree| tree.expect("nodes within the limits"));
+            trees.extend(
+                shapes.filter(|tree| tree.max_depth() <= MOST_DEPTH).map(|tree| tree.parents().to_vec()),
+            );
+        }
+        trees.extend((1..=MOST_DEPTH).map(|depth| (0..=depth as i32).map(|node| node - 1).collect()));
+        let mut random = SplitMix64::new(11);
+        trees.extend((0..120).map(|number| built(&mut random, number)));
+        let moved = |parents: &&Vec<i32>| {
+            let plan = Plan::levels(parents);
+            let rows = plan.words()[4..].iter().flat_map(|word| word.to_le_bytes()).take(parents.len());
+            rows.enumerate().any(|(node, row)| node != usize::from(row))
+        };
+        let of_many = trees.iter().filter(moved).count();
+        assert!(of_many > 100, "{of_many} of {} trees are counted in another order", trees.len());
+        let program = compiled();
+        for threads in [1, 7, 128] {
+            let got = planned(&program, threads, &trees);
+            assert_eq!(got.len(), trees.len());
+            for (got, parents) in got.iter().zip(&trees) {
+                let want = Plan::levels(parents);
+                let (of_plan, behind) = got.split_at(want.words().len());
+                assert_eq!(of_plan, want.words(), "{threads} threads, {parents:?}");
+                assert!(behind.len() == ROOM - of_plan.len() && behind.iter().all(|&word| word == 0));
+            }
+        }
+    }
+}

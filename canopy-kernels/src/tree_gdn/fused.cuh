@@ -4,6 +4,7 @@
 // One CTA owns NV value columns of one value head of one sequence and all its nodes (at most TP). q and k rows lie raw (bf16, or f32 in the
 // wide blocks) in shared memory and are multiplied on tensor cores; the L2 norms, decays and write strengths scale the f32 products. Tier A
 // splits S0 into two bf16 parts (2^-17 of an element is left out), tier B rounds it once; wide blocks keep it and multiply as rows.cuh says.
+// A plan has its own numbers for the nodes, by which all shared memory goes; rows outside are those that it names (row_of).
 // G and C are kept by root path: entry m of row i belongs to the ancestor of i at depth m, so a row costs its depth, not the tree's size.
 // The solve follows the plan: steps in order, the items of a step side by side, four in a warp, 32 columns a team of warps. Sums over a path
 // run from the root down, one FMA each, and touch nothing off the path: a row's bits depend on its root path alone, and a NaN
@@ -14,44 +15,12 @@
 #include "canopy/fault.cuh"
 #include "canopy/gdn_rows.cuh"
 #include "canopy/mma.cuh"
+#include "canopy/plan.cuh"
 #include "args.cuh"
 #include "replay.cuh"
 #include "rows.cuh"
 
 namespace canopy {
-
-// The twin of plan.rs: words of a sequence's plan.
-struct Plan {
-    uint32_t steps, items, entries, max_depth;
-    const uint32_t* info;   // [nodes] depth | first entry / 4 << 8
-    const uint32_t* tiles;  // [ceil(nodes / 16)] column tiles of eight nodes that hold a path node of these sixteen rows
-    const uint32_t* ends;   // [steps] items up to the end of the step
-    const uint2* item;      // [items] x: first position in order | count << 16; y: first depth | end depth << 16 (0xffff: to the end)
-    const uint8_t* path;    // [entries] nodes of every root path
-    const uint8_t* mask;    // [nodes][nodes / 8 rounded up to 4] bit j % 8 of byte j / 8: j is on the row's root path
-    uint32_t mask_row;      // bytes of a row
-    const uint8_t* rows;    // [entries / 4] row of four entries
-    const uint32_t* order;  // nodes of the items: node | depth << 8 | first entry / 4 << 16
-};
-
-__device__ __forceinline__ Plan read_plan(const uint32_t* words, int nodes) {
-    Plan p;
-    p.steps = words[0];
-    p.items = words[1];
-    p.entries = words[2];
-    p.max_depth = words[3];
-    p.info = words + 4;
-    p.tiles = p.info + (nodes + 3) / 4 * 4;
-    p.ends = p.tiles + 16;
-    const uint32_t* rest = p.ends + (p.steps + 3) / 4 * 4;
-    p.item = reinterpret_cast<const uint2*>(rest);
-    p.path = reinterpret_cast<const uint8_t*>(rest + (2 * p.items + 3) / 4 * 4);
-    p.mask = p.path + (p.entries + 15) / 16 * 16;
-    p.mask_row = (nodes + 31) / 32 * 4;
-    p.rows = p.mask + (nodes * p.mask_row + 15) / 16 * 16;
-    p.order = reinterpret_cast<const uint32_t*>(p.rows + (p.entries / 4 + 15) / 16 * 16);
-    return p;
-}
 
 // What a node brings to a product, read as one 16-byte word.
 struct __align__(16) Node {
@@ -74,11 +43,12 @@ __device__ __forceinline__ Node read_node(const Scalars& s, int i) {
 }
 
 // g_cum by pointer jumping: the order of the sum depends on the node's depth alone. An infinite log gate is counted, not added.
-__device__ void cumulative_gates(const Scalars& s, const Plan& p, const float* gates, int nodes, uint32_t v_heads, uint32_t hv) {
+template <typename RowOf>
+__device__ void cumulative_gates(const Scalars& s, const Plan& p, RowOf row_of, const float* gates, int nodes, uint32_t v_heads, uint32_t hv) {
     const int i = threadIdx.x;
     int depth = 0, up = -1;
     if (i < nodes) {
-        const float* row = gates + (size_t)i * 2 * v_heads;
+        const float* row = gates + (size_t)row_of(i) * 2 * v_heads;
         const float g = row[hv];
         depth = p.info[i] & 0xff;
         up = depth ? p.path[(p.info[i] >> 8) * 4 + depth - 1] : -1;
@@ -183,13 +153,14 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
     constexpr bool kWide = kBytes == 512;
     constexpr int kTeams = NV / 32, kTeamWarps = kWarps / kTeams;  // a team of warps solves 32 columns, eight lanes a node
     extern __shared__ __align__(128) char shared[];
-    take_turn();
+    next_may_begin();
     const uint32_t b = blockIdx.z, hv = blockIdx.y, h = hv / (a.v_heads / a.k_heads);
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int first = cu_nodes[b], nodes = cu_nodes[b + 1] - first, slot = slots[b];
     const int col0 = blockIdx.x * NV;
-    if (slot < -1) return;  // another launch's
     if (slot < 0) {
+        wait_for_kernels_ahead();
+        if (slot < -1) return;  // another launch's
         for (int idx = tid; idx < nodes * NV; idx += THREADS) {
             const size_t at = ((size_t)(first + idx / NV) * a.v_heads + hv) * kDv + col0 + idx % NV;
             store(o + at, 0.f);
@@ -213,34 +184,15 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
     uint32_t* words = reinterpret_cast<uint32_t*>(s.hop + TP);
 
     const uint32_t* plan = plans + plan_at[b];
+    // lane x has the row of node x kWarps + warp
+    static_assert(TP / kWarps <= 32, "a lane has one row at most");
+    constexpr bool kCounted = TP > kAsGiven;
+    uint32_t own_row = 0;
+    if (kCounted && lane * kWarps + warp < nodes) own_row = __ldcg(Plan::rows_of(plan) + lane * kWarps + warp);
     const int plan_chunks = (plan_at[b + 1] - plan_at[b]) / 4;
     for (int idx = tid; idx < plan_chunks; idx += THREADS) copy16(shared_address(words + 4 * idx), plan + 4 * idx, true);
     copies_issued();
-    const size_t width = qkv_width(a.k_heads, a.v_heads);
-    const Row* rows = qkv + (size_t)first * width;
-    if constexpr (kWide) {  // a lane copies a chunk of the k row and one of the q row
-        const Row* src = rows + (size_t)warp * width + (size_t)h * kDk + lane * 4;
-        const uint32_t to_k = shared_address(k_tile), to_q = shared_address(q_tile);
-#pragma unroll 4
-        for (int row = 0; row < TP; row += kWarps) {
-            const bool valid = row + warp < nodes;
-            copy16(to_k + chunk_at<Row>(row + warp, lane), valid ? src + (size_t)a.k_heads * kDk : rows, valid);
-            copy16(to_q + chunk_at<Row>(row + warp, lane), valid ? src : rows, valid);
-            src += kWarps * width;
-        }
-    } else {  // lanes 0 to 15 copy the chunks of a k row, 16 to 31 those of the q row
-        const Row* src = rows + (size_t)warp * width + ((lane / 16 ? 0 : a.k_heads) + h) * kDk + lane % 16 * 8;
-        const uint32_t dst = shared_address(lane / 16 ? q_tile : k_tile);
-#pragma unroll
-        for (int row = 0; row < TP; row += kWarps) {
-            const bool valid = row + warp < nodes;
-            copy16(dst + chunk_at<Row>(row + warp, lane % 16), valid ? src : rows, valid);
-            src += kWarps * width;
-        }
-    }
-    copies_issued();
-    const Row* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
-    if (tid < nodes) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (size_t)tid * width));
+    wait_for_kernels_ahead();  // lists are not written by kernels that let others begin
     typename Before::State* s0 = state + (((size_t)slot * a.v_heads + hv) * kDv + col0) * kDk;
     constexpr int kStateChunks = NV * 16 / THREADS, kHeld = kStateChunks < 4 ? kStateChunks : 4;
     float4 raw[kHeld][2];
@@ -252,12 +204,43 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
             raw[x][1] = load4(src + 4);
         }
     };
-    fetch_state(0);
+    // it covers the wait for the rows' numbers; more of it would spill
+    constexpr bool kStateFirst = kCounted && kHeld <= 2;
+    if (kStateFirst) fetch_state(0);
+    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    const Row* rows = qkv + (size_t)first * width;
+    const auto row_at = [&](int x) { return rows + (size_t)(kCounted ? __shfl_sync(kFull, own_row, x) : x * kWarps + warp) * width; };
+    if constexpr (kWide) {  // a lane copies a chunk of the k row and one of the q row
+        const uint32_t to_k = shared_address(k_tile), to_q = shared_address(q_tile);
+#pragma unroll 4
+        for (int x = 0; x < TP / kWarps; ++x) {
+            const int i = x * kWarps + warp;
+            const bool valid = i < nodes;
+            const Row* src = row_at(x) + (size_t)h * kDk + lane * 4;
+            copy16(to_k + chunk_at<Row>(i, lane), valid ? src + (size_t)a.k_heads * kDk : rows, valid);
+            copy16(to_q + chunk_at<Row>(i, lane), valid ? src : rows, valid);
+        }
+    } else {  // lanes 0 to 15 copy the chunks of a k row, 16 to 31 those of the q row
+        const size_t head = ((lane / 16 ? 0 : a.k_heads) + h) * kDk + lane % 16 * 8;
+        const uint32_t dst = shared_address(lane / 16 ? q_tile : k_tile);
+#pragma unroll
+        for (int x = 0; x < TP / kWarps; ++x) {
+            const int i = x * kWarps + warp;
+            const bool valid = i < nodes;
+            const Row* src = row_at(x) + head;
+            copy16(dst + chunk_at<Row>(i, lane % 16), valid ? src : rows, valid);
+        }
+    }
+    copies_issued();
+    const Row* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
+    if (tid < nodes) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (size_t)tid * width));
+    if (!kStateFirst) fetch_state(0);
     typename Before::template Replay<NV, THREADS> replay(before, a.k_heads, a.v_heads, hv, col0);
     copies_arrived<1>();
     __syncthreads();
     const Plan p = read_plan(words, nodes);
-    cumulative_gates(s, p, gates + (size_t)first * 2 * a.v_heads, nodes, a.v_heads, hv);
+    const auto row_of = [&](int i) { return kCounted ? (int)p.row_of[i] : i; };
+    cumulative_gates(s, p, row_of, gates + (size_t)first * 2 * a.v_heads, nodes, a.v_heads, hv);
 #pragma unroll
     for (int from = 0; from < kStateChunks; from += kHeld) {
         if (from) fetch_state(from);
@@ -283,7 +266,7 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
     copies_arrived<0>();
     __syncthreads();
     if (col0 == 0 && tid < nodes)
-        g_cum_out[(size_t)(first + tid) * a.v_heads + hv] = s.node[tid].zeroed >= 0 ? -INFINITY : s.node[tid].g_cum;
+        g_cum_out[(size_t)(first + row_of(tid)) * a.v_heads + hv] = s.node[tid].zeroed >= 0 ? -INFINITY : s.node[tid].g_cum;
 
     const bool query = kParts > 1 ? (warp / kParts) & 1 : warp & 1;
     const int part = kParts > 1 ? warp % kParts : 0;
@@ -375,7 +358,7 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
             if (!query)
 #pragma unroll
                 for (int t = 0; t < kColTiles; ++t)
-                    v_pairs[t] = read_pair(values + (size_t)i * width + (part * kColTiles + t) * 8 + lane % 4 * 2);
+                    v_pairs[t] = read_pair(values + (size_t)row_of(i) * width + (part * kColTiles + t) * 8 + lane % 4 * 2);
             const Node own = read_node(s, i);
             const float down = (own.zeroed >= 0 ? 0.f : expf(own.g_cum)) * (query ? s.q_norm[i] : own.k_norm), write = s.beta[i];
 #pragma unroll
@@ -398,11 +381,11 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
     for (uint32_t step = 0; step < p.steps; ++step) {
         const uint32_t end = p.ends[step];
         for (uint32_t at = begin + warp / kTeams * 4 + lane / 8; at < end; at += kTeamWarps * 4) {
-            const uint2 item = p.item[at];
+            const uint2 item = reinterpret_cast<const uint2*>(p.item)[at];
             const int from = item.y & 0xffff, to = item.y >> 16;
             for (uint32_t n = item.x & 0xffff; n < (item.x & 0xffff) + (item.x >> 16); ++n) {
                 const uint32_t packed = p.order[n], depth = packed >> 8 & 0xff, entry = (packed >> 16) * 4;
-                const int i = packed & 0xff;
+                const int i = packed & 0xff, row = row_of(i);
                 float* u_row = u + i * kStride + col;
                 float* qs_row = qs + i * kStride + col;
                 Columns acc_u = Columns::read(u_row), acc_o = Columns::read(qs_row);
@@ -410,10 +393,10 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
                 if (CANOPY_FAULT(leak)) acc_u.add(0.f, Columns::read(u + (nodes - 1) * kStride + col));
                 acc_u.write(u_row);
                 if (to == 0xffff) {
-                    const size_t out = ((size_t)(first + i) * a.v_heads + hv) * kDv + col0 + col;
+                    const size_t out = ((size_t)(first + row) * a.v_heads + hv) * kDv + col0 + col;
                     acc_o.add(c[entry + depth], acc_u);
                     acc_o.write(o + out);
-                    if (!CANOPY_FAULT(gap) || i + 1 < nodes) acc_u.write(u_out + out);
+                    if (!CANOPY_FAULT(gap) || row + 1 < nodes) acc_u.write(u_out + out);
                 } else {
                     acc_o.write(qs_row);
                 }

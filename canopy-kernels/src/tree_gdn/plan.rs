@@ -3,11 +3,17 @@
 //! A plan is a list of steps; a step is a list of items that run in parallel; an item is a run of nodes that one warp solves one
 //! after another. Items of [`Schedule::Chains`] are pieces of heavy chains, cut every [`BAND`] depths; before a band its nodes take what
 //! the bands above contribute, all in parallel. The sum of a row runs from the root down in either schedule, so both give the same bits.
+//!
+//! A plan has its own numbers for a tree's nodes ([`counted`]) and names the row of every one: what the kernel reads and writes outside
+//! shared memory stays in rows' order, and a row's bits do not depend on its number. `tree_build` writes the same words on the device.
 
 use crate::DraftTree;
 
 /// Depths between two cuts of a chain.
 const BAND: usize = 16;
+
+/// Up to so many nodes a plan counts them as their rows lie; beyond, depth first, which leaves fewer tiles of pairs with a path in them.
+const AS_GIVEN: usize = 32;
 
 /// `to` of an item that finishes its nodes.
 const TO_END: u32 = 0xffff;
@@ -77,7 +83,33 @@ fn bytes(words: &mut Vec<u32>, bytes: &[u8]) {
     words.extend(padded.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])));
 }
 
-/// The plan of one tree as the kernel reads it (`fused.cu`, `struct Plan`); a multiple of four words.
+/// The rows of a tree, or of several, in the order in which a plan counts its nodes: every parent comes before its children.
+fn counted(parents: &[i32]) -> Vec<usize> {
+    let nodes = parents.len();
+    if nodes <= AS_GIVEN {
+        return (0..nodes).collect();
+    }
+    let parent = |row: usize| usize::try_from(parents[row]).ok();
+    let mut subtree = vec![1; nodes];
+    for row in (0..nodes).rev() {
+        if let Some(parent) = parent(row) {
+            subtree[parent] += subtree[row];
+        }
+    }
+    // the next number below every row, and that of the next root
+    let (mut next, mut next_root) = (vec![0; nodes], 0);
+    let mut rows = vec![0; nodes];
+    for row in 0..nodes {
+        let next_of_parent = parent(row).map_or(&mut next_root, |parent| &mut next[parent]);
+        let number = *next_of_parent;
+        *next_of_parent += subtree[row];
+        next[row] = number + 1;
+        rows[number] = row;
+    }
+    rows
+}
+
+/// The plan of one tree as the kernel reads it (`canopy/plan.cuh`); a multiple of four words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     words: Vec<u32>,
@@ -87,27 +119,34 @@ pub struct Plan {
 impl Plan {
     /// The plan of `tree` under `schedule`.
     pub fn new(tree: &DraftTree, schedule: Schedule) -> Self {
+        let rows = counted(tree.parents());
+        let (tree, _) = tree.reorder(&rows).expect("a tree's rows, every parent before its children");
         let paths: Vec<_> = (0..tree.len()).map(|node| tree.path(node)).collect();
         match schedule {
-            Schedule::Levels => Self::of(&paths, &levels(tree.levels())),
-            Schedule::Chains => Self::of(&paths, &banded_chains(tree)),
+            Schedule::Levels => Self::of(&rows, &paths, &levels(tree.levels())),
+            Schedule::Chains => Self::of(&rows, &paths, &banded_chains(&tree)),
         }
     }
 
     /// The plan under [`Schedule::Levels`] of several trees whose parents, -1 for every root, come before their children.
     pub(crate) fn levels(parents: &[i32]) -> Self {
-        let (mut paths, mut by_depth) = (Vec::<Vec<usize>>::with_capacity(parents.len()), Vec::new());
-        for (node, &parent) in parents.iter().enumerate() {
-            let above = usize::try_from(parent).map_or(&[][..], |parent| paths[parent].as_slice());
+        let rows = counted(parents);
+        let mut number = vec![0; rows.len()];
+        let (mut paths, mut by_depth) = (Vec::<Vec<usize>>::with_capacity(rows.len()), Vec::new());
+        for (node, &row) in rows.iter().enumerate() {
+            number[row] = node;
+            let above =
+                usize::try_from(parents[row]).map_or(&[][..], |parent| paths[number[parent]].as_slice());
             let path = [above, &[node]].concat();
             by_depth.resize(by_depth.len().max(path.len()), Vec::new());
             by_depth[path.len() - 1].push(node);
             paths.push(path);
         }
-        Self::of(&paths, &levels(by_depth))
+        Self::of(&rows, &paths, &levels(by_depth))
     }
 
-    fn of(paths: &[Vec<usize>], steps: &[Vec<Item>]) -> Self {
+    /// The plan of nodes in rows `row_of`, with their paths and steps.
+    fn of(row_of: &[usize], paths: &[Vec<usize>], steps: &[Vec<Item>]) -> Self {
         let nodes = paths.len();
         let (mut info, mut path) = (Vec::<u32>::new(), Vec::new());
         let mut tiles = [0u32; 16];
@@ -135,6 +174,7 @@ impl Plan {
         }
         let deepest = paths.iter().map(|path| path.len() - 1).max().unwrap_or(0);
         let mut words = vec![ends.len() as u32, (items.len() / 2) as u32, path.len() as u32, deepest as u32];
+        bytes(&mut words, &row_of.iter().map(|&row| row as u8).collect::<Vec<_>>());
         words.extend(&info);
         pad(&mut words, 4);
         words.extend(tiles);
@@ -163,7 +203,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::{BAND, Plan, Schedule, TO_END, banded_chains, levels};
+    use super::{AS_GIVEN, BAND, Plan, Schedule, TO_END, banded_chains, levels};
     use crate::DraftTree;
 
     /// Walks the steps: what an item reads must be finished before its step, or earlier in its own run.
@@ -211,6 +251,47 @@ mod tests {
         let shape: Vec<Vec<usize>> =
             steps.iter().map(|s| s.iter().map(|item| item.nodes.len()).collect()).collect();
         assert_eq!(shape, [vec![BAND], vec![1; BAND], vec![BAND]]);
+    }
+
+    fn rows(plan: &Plan, nodes: usize) -> Vec<usize> {
+        let bytes = plan.words()[4..].iter().flat_map(|word| word.to_le_bytes());
+        bytes.take(nodes).map(usize::from).collect()
+    }
+
+    #[test]
+    fn beyond_32_nodes_a_plan_counts_depth_first_and_names_every_nodes_row() {
+        for nodes in [8, 16, 32, 33, 64, 128, 200, 255] {
+            for tree in
+                [DraftTree::bole(nodes, 3), DraftTree::random(nodes, 4), DraftTree::skewed(2, nodes / 2)]
+            {
+                let tree = tree.unwrap();
+                let nodes = tree.len();
+                let tree = tree.reorder(&tree.level_order()).unwrap().0;
+                let plan = Plan::new(&tree, Schedule::for_tree(&tree));
+                let given: Vec<usize> = (0..nodes).collect();
+                let order = if nodes > AS_GIVEN { tree.dfs_preorder() } else { given.clone() };
+                assert_eq!(rows(&plan, nodes), order);
+                assert!(nodes < 40 || order != given, "a tree whose order changes");
+                // the rest is the plan of the tree in that order
+                let (in_order, _) = tree.reorder(&order).unwrap();
+                let other = Plan::new(&in_order, Schedule::for_tree(&tree));
+                assert_eq!(rows(&other, nodes), given);
+                let rest = 4 + nodes.next_multiple_of(16) / 4;
+                assert_eq!(plan.words()[..4], other.words()[..4]);
+                assert_eq!(plan.words()[rest..], other.words()[rest..]);
+            }
+        }
+    }
+
+    #[test]
+    fn of_several_trees_every_one_is_counted_in_its_turn() {
+        let mut parents = vec![-1, -1, 0, 1, 0];
+        parents.extend([2, 3].repeat(20));
+        let mut want = vec![0, 2];
+        want.extend((5..45).step_by(2));
+        want.extend([4, 1, 3]);
+        want.extend((6..45).step_by(2));
+        assert_eq!(rows(&Plan::levels(&parents), parents.len()), want);
     }
 
     #[test]
