@@ -130,8 +130,9 @@ __device__ void blocked(const BlockedArgs& a, const __nv_bfloat16* qkv, const fl
     using S = Blocked<TB, NV, THREADS>;
     extern __shared__ __align__(128) char shared[];
     S& s = *reinterpret_cast<S*>(shared);
-    take_turn();
+    next_may_begin();
     const Place p(a, cu_nodes, slots, NV);
+    wait_for_kernels_ahead();  // lists are not written by kernels that let others begin
     if (p.slot < -1) return;  // another launch's
     if (p.slot < 0) return write_zeros<NV>(p, o, u_out, g_cum_out);
     const __nv_bfloat16* rows = qkv + (size_t)p.first * p.width;
