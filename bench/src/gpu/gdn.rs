@@ -274,7 +274,7 @@ impl Case {
             rows * (row * dims.qkv_width() + 8 * dims.v_heads + o * dims.v_heads * dims.dv + tape) + states;
         let path = self.trees.path_rows() * (2 * dims.k_heads * dims.dk + tape);
         match variant {
-            Variant::Commit | Variant::SnapshotCommit => 2 * states + path,
+            Variant::Commit(_) | Variant::SnapshotCommit => 2 * states + path,
             Variant::Round(_) => verify + 2 * states + path,
             Variant::RoundInOne(_) => verify + states + path,
             Variant::Snapshots(_) => verify - rows * tape + self.snapshot_bytes(),

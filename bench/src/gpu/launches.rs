@@ -220,12 +220,12 @@ impl Trees {
                 let buffers = buffers!(qkv.as_view(), o16);
                 blocked::verify(stream, dims, batch, &self.levels, columns, buffers)?;
             }
-            Variant::Commit => {
+            Variant::Commit(columns) => {
                 let mut pool = state.as_view_mut();
                 let u = u.as_view();
                 rows!(qkv => {
                     let tape = launch::LayerTape { qkv, gates, u };
-                    launch::commit(stream, dims, &self.paths, &self.on_device, &[tape], &mut pool)
+                    launch::commit_in(stream, dims, &self.paths, &self.on_device, &[tape], columns, &mut pool)
                 })
             }
             Variant::Snapshots(columns) => {

@@ -157,7 +157,7 @@ fn trees(stream: &Arc<CudaStream>, inputs: &Inputs, design: &str) -> Result<Outp
             let commit = if matches!(variant, Variant::Snapshots(_)) {
                 Variant::SnapshotCommit
             } else {
-                Variant::Commit
+                Variant::Commit(32)
             };
             trees.launch(stream, commit, &mut set, &mut room)?;
         }

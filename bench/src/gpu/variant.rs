@@ -21,8 +21,8 @@ pub enum Variant {
     FusedB(usize, Schedule),
     /// One launch, dense blocks on tensor cores, bf16 outputs, with blocks of this many value columns.
     Blocked(usize),
-    /// Accepted path into the pool.
-    Commit,
+    /// Accepted path into the pool, with blocks of this many value columns.
+    Commit(usize),
     /// Node by node, every node's state kept, with blocks of this many value columns.
     Snapshots(usize),
     /// Node by node along a chain, the state in registers, with blocks of this many value columns.
@@ -46,7 +46,9 @@ impl Variant {
             Self::Wide(columns) => format!("fused-wide-v{columns}"),
             Self::FusedB(columns, s) => format!("fused-b-v{columns}-{}", schedule(s)),
             Self::Blocked(columns) => format!("blocked-b-v{columns}"),
-            Self::Commit => "commit".into(),
+            // what `launch::commit` launches
+            Self::Commit(32) => "commit".into(),
+            Self::Commit(columns) => format!("commit-v{columns}"),
             Self::Snapshots(columns) => format!("serial-snapshots-v{columns}"),
             Self::Chain(columns) => format!("serial-chain-v{columns}"),
             Self::SnapshotCommit => "serial-commit".into(),
@@ -64,7 +66,7 @@ impl Variant {
             | Self::Wide(_)
             | Self::FusedB(..)
             | Self::Blocked(_) => "tree_gdn.verify",
-            Self::Commit => "tree_gdn.commit",
+            Self::Commit(_) => "tree_gdn.commit",
             Self::Snapshots(_) | Self::Chain(_) => "tree_gdn_serial.verify",
             Self::SnapshotCommit => "tree_gdn_serial.commit",
             Self::Round(_) | Self::RoundInOne(_) => "tree_gdn.round",
@@ -73,7 +75,7 @@ impl Variant {
 
     /// Whether this writes a state pool, so that its outputs are not those of the other variants.
     pub fn commits(self) -> bool {
-        matches!(self, Self::Commit | Self::SnapshotCommit | Self::Round(_) | Self::RoundInOne(_))
+        matches!(self, Self::Commit(_) | Self::SnapshotCommit | Self::Round(_) | Self::RoundInOne(_))
     }
 
     /// Whether `o` is bf16 and the state is rounded.
@@ -88,7 +90,7 @@ impl Variant {
 
     /// Whether this is a commit by itself.
     pub fn is_commit(self) -> bool {
-        matches!(self, Self::Commit | Self::SnapshotCommit)
+        matches!(self, Self::Commit(_) | Self::SnapshotCommit)
     }
 
     /// Type of the rows that it reads in a sweep.
@@ -107,7 +109,8 @@ impl Variant {
         if is_chain {
             all.extend([32, 64, 128].map(Self::Chain));
         }
-        all.extend([Self::Commit, Self::SnapshotCommit]);
+        all.extend([32, 64, 128].map(Self::Commit));
+        all.push(Self::SnapshotCommit);
         all.extend([32, 128].map(Self::Round));
         all.extend([32, 128].map(Self::RoundInOne));
         all

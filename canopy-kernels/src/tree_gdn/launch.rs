@@ -246,7 +246,27 @@ pub fn commit<T: Element>(
     tapes: &[LayerTape<'_, T>],
     state: &mut CudaViewMut<'_, f32>,
 ) -> Result<()> {
+    commit_in(stream, dims, paths, on_device, tapes, TILE, state)
+}
+
+/// [`commit`] with blocks of `columns` value columns (32, 64 or 128), taken 32 at a time. The state has the same bits.
+///
+/// # Errors
+/// Those of [`commit`], or other columns.
+pub fn commit_in<T: Element>(
+    stream: &Arc<CudaStream>,
+    dims: GdnDims,
+    paths: &AcceptedPaths,
+    on_device: &PathsOnDevice,
+    tapes: &[LayerTape<'_, T>],
+    columns: usize,
+    state: &mut CudaViewMut<'_, f32>,
+) -> Result<()> {
     const OP: &str = "tree-gdn-commit";
+    if ![TILE, 2 * TILE, 4 * TILE].contains(&columns) {
+        let (expected, got) = ("32, 64 or 128".into(), columns.to_string());
+        return Err(Error::Value { op: OP, arg: "columns", expected, got });
+    }
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
     check_dims(OP, dims)?;
     for tape in tapes {
@@ -279,7 +299,7 @@ pub fn commit<T: Element>(
             in_use.extend([qkv.1, gates.1, u.1]);
         }
         let config = LaunchConfig {
-            grid_dim: ((dims.dv / TILE) as u32, args.v_heads, args.batch * args.layers),
+            grid_dim: ((dims.dv / columns) as u32, args.v_heads, args.batch * args.layers),
             block_dim: (256, 1, 1),
             shared_mem_bytes: 0,
         };

@@ -127,6 +127,17 @@ fn both<Out: Clone + fused::Tier>(
     let tape =
         launch::LayerTape { qkv: last.qkv.as_view(), gates: last.gates.as_view(), u: last.u.as_view() };
     launch::commit(stream, small(), &paths, &on_device, &[tape], &mut apart.as_view_mut()).map_err(text)?;
+    for wider in [64, 128] {
+        let mut state = stream.clone_dtod(&start).map_err(text)?;
+        let tape =
+            launch::LayerTape { qkv: last.qkv.as_view(), gates: last.gates.as_view(), u: last.u.as_view() };
+        let pool = &mut state.as_view_mut();
+        launch::commit_in(stream, small(), &paths, &on_device, &[tape], wider, pool).map_err(text)?;
+        let [got, want] = [&state, &apart].map(|pool| stream.clone_dtoh(pool).map(|pool| bits(&pool)));
+        if got.map_err(text)? != want.map_err(text)? {
+            return Err(format!("the committed state differs in blocks of {wider} columns"));
+        }
+    }
     let want = now.verify(stream, columns, &apart, nan.clone())?;
     let copy = |x: &CudaSlice<f32>| stream.clone_dtoh(x).map(|x| bits(&x)).map_err(text);
     let tape = [copy(&now.u)?, copy(&now.g_cum)?, copy(&apart)?];
