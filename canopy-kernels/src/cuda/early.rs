@@ -19,8 +19,8 @@ enum Param {
 }
 
 /// One launch of a kernel that reads nothing that earlier kernels write, and writes nothing, before its own
-/// `wait_for_kernels_ahead`; but for the lists of a [`super::TreeOnDevice`], as `tree_build`, which writes them, lets nobody begin early. On
-/// older devices it is a plain launch.
+/// `wait_for_kernels_ahead`; but for the lists of a [`super::TreeOnDevice`], as `tree_build`, which writes them, lets nobody begin early, and
+/// the slots of a [`super::PathsOnDevice`], which come from the host. On older devices it is a plain launch.
 pub(crate) struct Launch<'a> {
     stream: &'a Arc<CudaStream>,
     op: &'static str,

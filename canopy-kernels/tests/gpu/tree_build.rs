@@ -171,9 +171,15 @@ impl Case {
 
 fn equal(stream: &Arc<CudaStream>) -> Result<(), String> {
     let mut random = Random::new(37);
+    let mut depth_first = 0;
     for round in 0..240 {
         let case = Case::new(round, &mut random)?;
+        let drafted = case.batch.trees().iter().zip(&case.drafts).filter(|(_, draft)| draft.is_some());
+        depth_first += drafted.filter(|(tree, _)| tree.len() > 32).count();
         case.check(stream).map_err(|error| format!("round {round}, k {}: {error}", case.k))?;
+    }
+    if depth_first < 100 {
+        return Err(format!("{depth_first} plans that do not count in rows' order show little"));
     }
     Ok(())
 }
