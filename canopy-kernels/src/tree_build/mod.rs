@@ -36,7 +36,8 @@
 //! 5. A broom's plan is the longest. (`tests::no_plan_is_longer_than_a_brooms`)
 //! 6. A wrong argument is an error that names it. (`tests::refusals_name_the_argument`)
 //!
-//! On CUDA one launch, a CTA a tree. (`tests/gpu/tree_build.rs`)
+//! On CUDA one launch, a CTA a tree (`tests/gpu/tree_build.rs`), whose planner also runs on the host:
+//! `launch::tests::a_ctas_plans_are_those_of_the_host_word_for_word`.
 
 pub mod cpu;
 mod heap;

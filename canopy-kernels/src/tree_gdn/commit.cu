@@ -102,7 +102,7 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
             *reinterpret_cast<float4*>(s + (size_t)x * kDk) = acc[x];
-            acc[x] = next[x];
+            if (more) acc[x] = next[x];
         }
         s += 32 * kDk;
         u_head += 32;

@@ -46,7 +46,9 @@
 //! On CUDA: `launch` (split design, f32 throughout; commit), `series` (the same under every solve: forward substitution, the explicit inverse
 //! once per value head, Neumann, squaring; for comparison), `fused` (one launch, bf16 rows, alone or with the commit of the round before;
 //! f32 or bf16 outputs), `blocked` (one launch, bf16 rows and outputs, dense blocks on tensor cores whatever the depth), and for chains the
-//! walk of `tree_gdn_serial`. [`dispatch`] chooses; tests are in `tests/gpu`.
+//! walk of `tree_gdn_serial`. [`dispatch`] chooses; tests are in `tests/gpu`. The fused design solves under a [`Plan`], which counts the nodes
+//! of a tree of more than 32 depth first whatever the order of their rows; inputs, outputs and tape stay in rows' order in every design, and
+//! only `blocked` has bits that depend on it.
 //!
 //! Limits: up to 256 nodes per tree, any number of sequences, any Hk, Hv, Dk, Dv; on the CPU f32 only; on CUDA Dk = Dv = 128.
 
