@@ -13,14 +13,14 @@ use canopy_kernels::{ConvDims, tree_conv as kernel};
 use crate::DeviceSequences;
 use crate::check::arg;
 use crate::conv::check_pool;
-use crate::conv_forward::{ConvForward, Over};
+use crate::conv_forward::{self, Over};
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::slices::{Carried, expect_distinct, pool_mut, row_major};
 use crate::tree::check_devices;
 use crate::wrap::WrapKernelErr;
 
-const FORWARD: &str = "chain-conv";
+pub(crate) const FORWARD: &str = "chain-conv";
 const ADVANCE: &str = "chain-conv-advance";
 
 /// [`tree_conv_to`](crate::tree_conv_to) of long chains, each after the conv state in its slot.
@@ -53,11 +53,7 @@ pub fn chain_conv(
     conv_state: &Tensor,
     dtype: DType,
 ) -> Result<Tensor> {
-    let tensors = [("x", x), ("weight", weight), ("conv_state", conv_state)];
-    check_devices(FORWARD, sequences.device(), &tensors)?;
-    arg(FORWARD, "out").float(dtype)?;
-    let op = ConvForward { op: FORWARD, over: Over::Chains(sequences), dtype };
-    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &op)
+    conv_forward::conv(FORWARD, Over::Chains(sequences), [x, weight, conv_state], dtype)
 }
 
 /// Keeps the last three raw rows of (conv state, chain), in place in the pool; slots that no chain names keep every bit.

@@ -11,15 +11,14 @@ use canopy_kernels::tree_conv::launch::{self, Element};
 use canopy_kernels::{ConvDims, tree_conv as kernel};
 
 use crate::check::arg;
-use crate::conv_forward::{ConvForward, Over};
+use crate::conv_forward::{self, Over};
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::recorded::kept;
 use crate::slices::{Carried, expect_distinct, pool_mut, row_major, values, write_back};
 use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
 
-const VERIFY: &str = "tree-conv-verify";
+pub(crate) const VERIFY: &str = "tree-conv-verify";
 const COMMIT: &str = "tree-conv-commit";
 
 /// Causal convolution of width 4 along each node's root path, then SiLU.
@@ -73,10 +72,7 @@ pub fn tree_conv_to(
     conv_state: &Tensor,
     dtype: DType,
 ) -> Result<Tensor> {
-    tree.check_devices(VERIFY, &[("x", x), ("weight", weight), ("conv_state", conv_state)])?;
-    arg(VERIFY, "out").float(dtype)?;
-    let op = ConvForward { op: VERIFY, over: Over::Trees(tree), dtype };
-    row_major(x)?.apply_op3_no_bwd(&row_major(weight)?, conv_state, &op).and_then(kept)
+    conv_forward::conv(VERIFY, Over::Trees(tree), [x, weight, conv_state], dtype)
 }
 
 /// The conv-state pool's checks; returns its slots.

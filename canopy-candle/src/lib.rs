@@ -7,6 +7,7 @@ mod chain_conv;
 mod check;
 mod conv;
 mod conv_forward;
+mod conv_gates;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod drafted_tokens;
@@ -40,6 +41,7 @@ pub use canopy_kernels::tree_gdn::{Solve, Variant};
 pub use canopy_kernels::{AcceptedPaths, AttnDims, ConvDims, DraftTree, GdnDims, TreeBatch};
 pub use chain_conv::{chain_conv, chain_conv_advance};
 pub use conv::{tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_to};
+pub use conv_gates::{GateInputs, chain_conv_gates, tree_conv_gates};
 pub use drafted_tokens::drafted_tokens;
 pub use gates::gates;
 pub use gdn::{

@@ -87,6 +87,11 @@ impl<'a> Carried<'a> {
         }
     }
 
+    /// Its CPU storage and its layout.
+    pub fn cpu_source(&self, arg: Arg) -> Result<(&CpuStorage, &Layout)> {
+        Ok((self.cpu(arg)?, self.layout))
+    }
+
     /// Its CUDA storage and its layout.
     #[cfg(feature = "cuda")]
     pub fn cuda_source(&self, arg: Arg) -> Result<crate::cuda::gdn::Source<'_>> {

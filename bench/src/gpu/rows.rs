@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
+use canopy_kernels::gates::launch::GateBuffers;
 use canopy_kernels::glue::launch::{Norm, Rows};
+use canopy_kernels::tree_conv::launch::ConvBuffers;
 use canopy_kernels::{ConvDims, DraftTree, gates, glue, tree_conv};
 use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
@@ -22,8 +24,10 @@ const EPS: f32 = 1e-6;
 /// One kernel around the delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowKernel {
-    /// f32 rows in, bf16 rows out, as the engine runs it.
+    /// f32 rows in, bf16 rows out.
     Conv,
+    /// The same with the gates in its launch, as the engine runs it.
+    ConvGates,
     /// The accepted path's last three rows into the pool.
     ConvCommit,
     /// Log gates and write strengths.
@@ -34,12 +38,13 @@ enum RowKernel {
 
 impl RowKernel {
     /// Every one.
-    const ALL: [Self; 4] = [Self::Conv, Self::ConvCommit, Self::Gates, Self::GatedNorm];
+    const ALL: [Self; 5] = [Self::Conv, Self::ConvGates, Self::ConvCommit, Self::Gates, Self::GatedNorm];
 
     /// Name and case in results.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Conv => ("conv-f32-bf16", "tree_conv.verify"),
+            Self::ConvGates => ("conv-gates-f32-bf16", "tree_conv.verify"),
             Self::ConvCommit => ("conv-commit-f32", "tree_conv.commit"),
             Self::Gates => ("gates-f32", "gates"),
             Self::GatedNorm => ("gated-norm-f32-bf16", "gated_rms_norm"),
@@ -49,7 +54,7 @@ impl RowKernel {
     /// How far its outputs may be from the CPU's, relative.
     fn bound(self) -> f64 {
         match self {
-            Self::Conv | Self::GatedNorm => 1e-2,
+            Self::Conv | Self::ConvGates | Self::GatedNorm => 1e-2,
             Self::ConvCommit => 0.0,
             Self::Gates => 1e-5,
         }
@@ -135,34 +140,25 @@ impl RowCase {
         let Set { x, conv_state, conv, ab, gates, o, z, y } = &mut self.sets[at];
         let (gdn, batch, width) =
             (self.trees.dims, &self.trees.batch, self.trees.dims.v_heads * self.trees.dims.dv);
+        let [a_log, dt_bias] = self.heads.each_ref().map(CudaSlice::as_view);
+        let gates = GateBuffers { ab: ab.as_view(), a_log, dt_bias, out: gates.as_view_mut() };
         match kernel {
-            RowKernel::Conv => {
-                let inputs = [x.as_view(), self.weight.as_view(), conv_state.as_view()];
-                tree_conv::launch::verify(
-                    stream,
-                    self.dims,
-                    batch,
-                    self.trees.usual(),
-                    inputs,
-                    conv.as_view_mut(),
-                )?;
+            RowKernel::Conv | RowKernel::ConvGates => {
+                let buffers = ConvBuffers {
+                    x: x.as_view(),
+                    weight: self.weight.as_view(),
+                    conv_state: conv_state.as_view(),
+                    out: conv.as_view_mut(),
+                    gates: (kernel == RowKernel::ConvGates).then_some(gates),
+                };
+                tree_conv::launch::verify(stream, self.dims, batch, self.trees.usual(), buffers)?;
             }
             RowKernel::ConvCommit => {
                 let (paths, on_device) = self.trees.paths();
                 let pool = &mut conv_state.as_view_mut();
                 tree_conv::launch::commit(stream, self.dims, paths, on_device, &[x.as_view()], pool)?;
             }
-            RowKernel::Gates => {
-                let [a_log, dt_bias] = [&self.heads[0], &self.heads[1]].map(CudaSlice::as_view);
-                gates::launch::forward(
-                    stream,
-                    gdn.v_heads,
-                    ab.as_view(),
-                    a_log,
-                    dt_bias,
-                    gates.as_view_mut(),
-                )?;
-            }
+            RowKernel::Gates => gates::launch::forward(stream, gates)?,
             RowKernel::GatedNorm => {
                 let (weight, z) = (self.norm.as_view(), z.as_view());
                 let norm = Norm { weight: &weight, eps: EPS, unit_offset: false };
@@ -183,12 +179,27 @@ impl RowCase {
     /// The relative distance from the CPU's kernel after one launch on set 0.
     fn check(&mut self, stream: &Arc<CudaStream>, kernel: RowKernel) -> Result<f64> {
         self.launch(stream, kernel, 0)?;
+        let parts = match kernel {
+            RowKernel::ConvGates => &[RowKernel::Conv, RowKernel::Gates][..],
+            _ => &[kernel],
+        };
+        let mut worst = 0f64;
+        for &part in parts {
+            let (far, bound) = (self.far(stream, part)?, part.bound());
+            ensure!(far <= bound, "{}: {far:.1e} from the CPU's, bound {bound:.0e}", kernel.names().0);
+            worst = worst.max(far);
+        }
+        Ok(worst)
+    }
+
+    /// How far set 0's outputs are from the CPU's.
+    fn far(&self, stream: &Arc<CudaStream>, kernel: RowKernel) -> Result<f64> {
         let (set, host, dims) = (&self.sets[0], &self.host, self.dims);
         let wide = |plane: &CudaSlice<bf16>| -> Result<Vec<f32>> {
             Ok(stream.clone_dtoh(plane)?.into_iter().map(bf16::to_f32).collect())
         };
         let (got, want) = match kernel {
-            RowKernel::Conv => {
+            RowKernel::Conv | RowKernel::ConvGates => {
                 let mut want = vec![0.0; host.x.len()];
                 let batch = &self.trees.batch;
                 tree_conv::cpu::verify(dims, batch, &host.x, &host.weight, &host.conv_state, &mut want)?;
@@ -212,9 +223,7 @@ impl RowCase {
                 (wide(&set.y)?, want)
             }
         };
-        let (far, bound) = (distance(&got, &want)?, kernel.bound());
-        ensure!(far <= bound, "{}: {far:.1e} from the CPU's, bound {bound:.0e}", kernel.names().0);
-        Ok(far)
+        distance(&got, &want)
     }
 
     /// Bytes that a launch reads and writes at least.
@@ -222,6 +231,7 @@ impl RowCase {
         let host = &self.host;
         match kernel {
             RowKernel::Conv => 6 * host.x.len() + 4 * (host.weight.len() + host.conv_state.len()),
+            RowKernel::ConvGates => self.bytes(RowKernel::Conv) + self.bytes(RowKernel::Gates),
             RowKernel::ConvCommit => 8 * host.conv_state.len(),
             RowKernel::Gates => 8 * host.ab.len(),
             RowKernel::GatedNorm => 10 * host.o.len(),

@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
-    AttnDims, BlockMask, DevicePaths, DeviceTree, DraftBlocks, DraftTree, GdnDims, GdnTape, NormKind,
-    PackedLinear, QkNormRope, TreeBatch, TreeGdnOutput, TreeGdnSerialOutput, Variant, add_rms_norm,
-    attn_gate, block_attention, gated_rms_norm, gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope,
-    rms_norm, swiglu, tree_attention, tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_gdn_commit,
-    tree_gdn_commit_layers, tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify,
-    tree_gdn_verify_into,
+    AttnDims, BlockMask, DevicePaths, DeviceSequences, DeviceTree, DraftBlocks, DraftTree, GateInputs,
+    GdnDims, GdnTape, NormKind, PackedLinear, QkNormRope, Sequences, TreeBatch, TreeGdnOutput,
+    TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate, block_attention, chain_conv_gates, gated_rms_norm,
+    gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope, rms_norm, swiglu, tree_attention, tree_conv,
+    tree_conv_commit, tree_conv_commit_layers, tree_conv_gates, tree_gdn_commit, tree_gdn_commit_layers,
+    tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify, tree_gdn_verify_into,
 };
 
 use crate::support::on_cpu;
@@ -227,6 +227,24 @@ fn gate_projections() {
     refused(gates(&ab, &zeros(&[2, 1]), &h), "gates: a_log, expected: [2], got: [2, 1]");
     refused(gates(&ab, &h, &zeros(&[3])), "gates: dt_bias, expected: [2], got: [3]");
     refused(gates(&ab, &of(DType::F64, &[2]), &h), "gates: a_log, expected: F32, BF16 or F16, got: F64");
+    let ((tree, _), x, w, s) = (tree(), zeros(&[3, 5]), zeros(&[5, 4]), zeros(&[2, 3, 5]));
+    let run = |ab: &Tensor, a_log: &Tensor, dt_bias: &Tensor| {
+        tree_conv_gates(&tree, &x, &w, &s, GateInputs { ab, a_log, dt_bias }, DType::F32)
+    };
+    refused(run(&zeros(&[4, 4]), &h, &h), "tree-conv-verify: ab, expected: [3, 4], got: [4, 4]");
+    refused(run(&zeros(&[2, 2, 2]), &h, &h), "tree-conv-verify: ab, expected: [3, 2, 2], got: [2, 2, 2]");
+    refused(run(&ab, &h, &zeros(&[3])), "tree-conv-verify: dt_bias, expected: [2], got: [3]");
+    refused(
+        run(&ab, &of(DType::F64, &[2]), &h),
+        "tree-conv-verify: a_log, expected: F32, BF16 or F16, got: F64",
+    );
+    let chains = Sequences::new(&[3], vec![1]).expect("a chain");
+    let chains = DeviceSequences::new(chains, &Device::Cpu).expect("a CPU");
+    let gates = GateInputs { ab: &zeros(&[2, 4]), a_log: &h, dt_bias: &h };
+    refused(
+        chain_conv_gates(&chains, &x, &w, &s, gates, DType::F32),
+        "chain-conv: ab, expected: [3, 4], got: [2, 4]",
+    );
 }
 
 #[test]

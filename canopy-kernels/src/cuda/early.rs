@@ -79,6 +79,12 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// The next parameter, a buffer that this launch has no use for.
+    pub(crate) fn absent(&mut self) -> &mut Self {
+        self.params.push(Param::Address(0));
+        self
+    }
+
     /// `config` with a multiprocessor for every block where there are enough: blocks that begin early would share one while others are about to
     /// be free, and the launch would take as long as those two.
     pub(crate) fn spread(&self, mut config: LaunchConfig) -> Result<LaunchConfig> {

@@ -1,40 +1,13 @@
-// gates: one thread per (packed row, value head). g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), all f32.
-// softplus is log1p(exp(x)) for x <= 20 and x above, so neither branch overflows; 0 * infinity is avoided by taking g = 0 where
-// softplus underflows to 0.
-#include <stdint.h>
+// gates: one thread per (packed row, value head).
+#include "gates.cuh"
 
-#include "canopy/fault.cuh"
-#include "canopy/numeric.cuh"
-
-namespace canopy {
-
-template <typename T>
-__device__ void gates(uint32_t rows, uint32_t v_heads, const T* ab, const float* a_log, const float* dt_bias, float* out) {
-    take_turn();
-    const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= rows * v_heads) return;
-    const uint32_t row = at / v_heads, h = at % v_heads;
-    const size_t plane = (size_t)row * 2 * v_heads + h;
-    float x = planted_half(to_f32(ab[plane]) + dt_bias[h]);
-    if (CANOPY_FAULT(leak)) x = fmaf(0.f, to_f32(ab[0]), x);
-    const float soft = x > (CANOPY_FAULT(early_branch) ? 1.f : 20.f) ? x : log1pf(expf(x));
-    const float rate = a_log[h];
-    // exp(A_log) may overflow while the product does not: fold the exponent into the small factor.
-    const float g = soft == 0.f ? 0.f : -expf(rate * 0.5f) * soft * expf(rate * 0.5f);
-    const float b = to_f32(ab[plane + v_heads]);
-    if (CANOPY_FAULT(gap) && at + 1 == rows * v_heads) return;
-    if (CANOPY_FAULT(overrun)) out[2 * (size_t)rows * v_heads] = 0.f;
-    if (at == 0) planted_touch(ab);
-    out[plane] = planted_ulp(g);
-    out[plane + v_heads] = 1.f / (1.f + expf(-b));
-}
-
-}  // namespace canopy
-
-#define CANOPY_GATES(NAME, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(128) gates_##NAME(uint32_t rows, uint32_t v_heads, const T* ab,          \
+#define CANOPY_GATES(NAME, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128) gates_##NAME(uint32_t rows, uint32_t v_heads, const T* ab,           \
                                                                    const float* a_log, const float* dt_bias, float* out) { \
-        canopy::gates<T>(rows, v_heads, ab, a_log, dt_bias, out);                                                         \
+        canopy::take_turn();                                                                                               \
+        const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;                                                         \
+        if (at >= rows * v_heads) return;                                                                                  \
+        canopy::Gates<T>{rows, v_heads, ab, a_log, dt_bias, out}(at / v_heads, at % v_heads);                              \
     }
 
 CANOPY_GATES(f32, float)

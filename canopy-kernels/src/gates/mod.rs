@@ -20,6 +20,8 @@
 //! 4. A NaN or an infinity stays in its element. (`tests::a_nonfinite_input_stays_in_its_element`)
 //! 5. A wrong argument is an error that names it. (`tests::refusals_name_the_argument`)
 //!
+//! On CUDA `launch` has a kernel of its own; `tree_conv`'s launch takes the same step along (`gates.cuh`), which is one launch less a layer.
+//!
 //! Limits: any number of rows and at least one head.
 
 pub mod cpu;

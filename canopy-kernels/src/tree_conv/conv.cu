@@ -1,8 +1,10 @@
-// tree_conv verify and commit. A thread owns four channels of one packed row (verify) or of one sequence in one layer (commit).
+// tree_conv verify and commit. A thread owns four channels of one packed row (verify) or of one sequence in one layer (commit). Where
+// verify's launch has the gates too, a row's last CTA computes them.
 // Taps run along the parent chain, never along row order; past the root they continue into the conv state, newest row first.
 // Nothing is staged in shared memory; the four products are added oldest tap first.
 #include <stdint.h>
 
+#include "../gates/gates.cuh"
 #include "canopy/fault.cuh"
 #include "canopy/numeric.cuh"
 
@@ -30,9 +32,13 @@ __device__ __forceinline__ float silu(float x) { return planted_ulp(x / (1.f + e
 
 template <typename T, typename Out>
 __device__ void conv_verify(uint32_t channels, const T* x, const T* weight, const T* conv_state, const int* parents,
-                            const int* sequence, const int* cu_nodes, const int* slots, Out* out) {
+                            const int* sequence, const int* cu_nodes, const int* slots, Out* out, Gates<T> gates) {
     take_turn();
     const int row = blockIdx.y;
+    if (gates.v_heads != 0 && blockIdx.x + 1 == gridDim.x) {
+        for (uint32_t h = threadIdx.x; h < gates.v_heads; h += blockDim.x) gates(row, h);
+        return;
+    }
     const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (c >= channels) return;
     const int b = sequence[row], first = cu_nodes[b], slot = slots[b];
@@ -97,8 +103,10 @@ __device__ void conv_commit(const ConvCommitArgs& a, const int* path, const int*
 #define CANOPY_CONV_VERIFY(NAME, T, OUT)                                                                                     \
     extern "C" __global__ void __launch_bounds__(128) tree_conv_verify_##NAME(                                               \
         uint32_t channels, const T* x, const T* weight, const T* conv_state, const int* parents, const int* sequence,        \
-        const int* cu_nodes, const int* slots, OUT* out) {                                                                   \
-        canopy::conv_verify<T, OUT>(channels, x, weight, conv_state, parents, sequence, cu_nodes, slots, out);               \
+        const int* cu_nodes, const int* slots, OUT* out, uint32_t v_heads, const T* ab, const float* a_log,                  \
+        const float* dt_bias, float* gates) {                                                                                \
+        canopy::conv_verify<T, OUT>(channels, x, weight, conv_state, parents, sequence, cu_nodes, slots, out,                \
+                                    {gridDim.y, v_heads, ab, a_log, dt_bias, gates});                                        \
     }
 
 #define CANOPY_CONV_COMMIT(NAME, T)                                                                                          \

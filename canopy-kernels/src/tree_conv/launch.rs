@@ -7,6 +7,7 @@ use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, L
 use crate::cuda::early::Launch;
 use crate::cuda::{ChainsOnDevice, DeviceList, PathsOnDevice, TreeOnDevice};
 use crate::error::expect_len;
+use crate::gates::launch::GateBuffers;
 use crate::gdn_prefill::Sequences;
 use crate::{AcceptedPaths, ConvDims, Error, Result, TreeBatch};
 
@@ -66,47 +67,53 @@ fn pool_slots(op: &'static str, dims: ConvDims, elements: usize) -> Result<usize
     Ok(slots)
 }
 
-/// `x`, `out` `[N, C]`, `weight` `[C, 4]`, `conv_state` `[slots, 3, C]`; the inputs of one dtype, all 16-byte aligned.
+/// Device buffers of one forward call, the inputs of one dtype; all 16-byte aligned but those of the gates.
+#[derive(Debug)]
+pub struct ConvBuffers<'a, T, Out> {
+    /// `[N, C]`.
+    pub x: CudaView<'a, T>,
+    /// `[C, 4]`.
+    pub weight: CudaView<'a, T>,
+    /// `[slots, 3, C]`.
+    pub conv_state: CudaView<'a, T>,
+    /// `[N, C]`.
+    pub out: CudaViewMut<'a, Out>,
+    /// What [`gates::launch::forward`](crate::gates::launch::forward) would do with the same rows, in the same launch and with the same bits.
+    pub gates: Option<GateBuffers<'a, T>>,
+}
+
+/// The convolution of every node's root path.
 ///
 /// # Errors
-/// Any wrong length, a channel count that is no multiple of 4, or a slot outside the pool, before the launch.
+/// Any wrong length, a channel count that is no multiple of 4, more than [`MOST_ROWS`] rows, or a slot outside the pool, before the launch.
 pub fn verify<T: Element, Out: OutputOf<T>>(
     stream: &Arc<CudaStream>,
     dims: ConvDims,
     batch: &TreeBatch,
     tree: &TreeOnDevice,
-    inputs: [CudaView<'_, T>; 3],
-    out: CudaViewMut<'_, Out>,
+    buffers: ConvBuffers<'_, T, Out>,
 ) -> Result<()> {
     const OP: &str = "tree-conv-verify";
-    batch.check_slots(OP, pool_slots(OP, dims, inputs[2].len())?)?;
-    convolve(
-        stream,
-        OP,
-        dims,
-        batch.rows(),
-        [&tree.parents, &tree.sequence, &tree.cu_nodes, &tree.slots],
-        inputs,
-        out,
-    )
+    batch.check_slots(OP, pool_slots(OP, dims, buffers.conv_state.len())?)?;
+    let lists = [&tree.parents, &tree.sequence, &tree.cu_nodes, &tree.slots];
+    convolve(stream, OP, dims, batch.rows(), lists, buffers)
 }
 
 /// [`verify`] of long chains.
 ///
 /// # Errors
-/// As [`verify`], and more than [`MOST_ROWS`] rows.
+/// As [`verify`].
 pub fn forward_chains<T: Element, Out: OutputOf<T>>(
     stream: &Arc<CudaStream>,
     dims: ConvDims,
     sequences: &Sequences,
     chains: &ChainsOnDevice,
-    inputs: [CudaView<'_, T>; 3],
-    out: CudaViewMut<'_, Out>,
+    buffers: ConvBuffers<'_, T, Out>,
 ) -> Result<()> {
     const OP: &str = "chain-conv";
-    sequences.check_slots(OP, pool_slots(OP, dims, inputs[2].len())?)?;
+    sequences.check_slots(OP, pool_slots(OP, dims, buffers.conv_state.len())?)?;
     let lists = [&chains.parents, &chains.sequence, &chains.cu_rows, &chains.slots];
-    convolve(stream, OP, dims, sequences.rows(), lists, inputs, out)
+    convolve(stream, OP, dims, sequences.rows(), lists, buffers)
 }
 
 /// Rows of one launch at most.
@@ -119,13 +126,14 @@ fn convolve<T: Element, Out: OutputOf<T>>(
     dims: ConvDims,
     rows: usize,
     [parents, sequence, cu_rows, slots]: [&DeviceList<i32>; 4],
-    [x, weight, conv_state]: [CudaView<'_, T>; 3],
-    mut out: CudaViewMut<'_, Out>,
+    buffers: ConvBuffers<'_, T, Out>,
 ) -> Result<()> {
+    let ConvBuffers { x, weight, conv_state, mut out, mut gates } = buffers;
     check_channels(op, dims)?;
     expect_len(op, "x", &[rows, dims.channels], x.len())?;
     expect_len(op, "weight", &[dims.channels, ConvDims::WIDTH], weight.len())?;
     expect_len(op, "out", &[rows, dims.channels], out.len())?;
+    let heads = gates.as_ref().map_or(Ok(0), |gates| gates.check(op, rows))? as u32;
     if rows > MOST_ROWS {
         return Err(Error::Value {
             op,
@@ -137,12 +145,21 @@ fn convolve<T: Element, Out: OutputOf<T>>(
     if rows == 0 {
         return Ok(());
     }
-    let channels = dims.channels as u32;
+    let (channels, mut config) = (dims.channels as u32, grid(dims.channels, rows));
     let mut launch = Launch::new(stream, op, "tree_conv/conv", Out::VERIFY)?;
     launch.value(&channels).read(&x).read(&weight).read(&conv_state).read(parents).read(sequence);
-    launch.read(cu_rows).read(slots).write(&mut out);
-    // SAFETY: lengths checked above, slots by the callers; every element of out is written.
-    unsafe { launch.launch(grid(dims.channels, rows)) }
+    launch.read(cu_rows).read(slots).write(&mut out).value(&heads);
+    match &mut gates {
+        Some(gates) => {
+            config.grid_dim.0 += 1;
+            launch.read(&gates.ab).read(&gates.a_log).read(&gates.dt_bias).write(&mut gates.out);
+        }
+        None => {
+            launch.absent().absent().absent().absent();
+        }
+    }
+    // SAFETY: lengths checked above, slots by the callers; every element of out, and of the gates where there are any, is written.
+    unsafe { launch.launch(config) }
 }
 
 /// Layers of one launch of [`commit`].

@@ -31,6 +31,8 @@
 //!    (`tests::padding_is_zero_and_nothing_moves`)
 //! 8. A wrong argument is an error that names it. (`tests::refusals_name_the_argument`)
 //!
+//! On CUDA a launch may compute the `gates` of the same rows too, with the bits of their own launch.
+//!
 //! Limits: width 4, no bias, any number of channels.
 
 pub mod cpu;

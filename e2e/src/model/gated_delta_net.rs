@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use canopy_candle::{
-    ConvDims, GdnDims, GdnTape, PackedLinear, TreeGdnOutput, Variant, chain_conv, chain_conv_advance,
-    gated_rms_norm_to, gates, gdn_prefill, tree_conv_to, tree_gdn_verify,
+    ConvDims, GateInputs, GdnDims, GdnTape, PackedLinear, TreeGdnOutput, Variant, chain_conv_advance,
+    chain_conv_gates, gated_rms_norm_to, gdn_prefill, tree_conv_gates, tree_gdn_verify,
 };
 
 use super::prefill::Chunks;
@@ -69,12 +69,17 @@ impl GatedDeltaNet {
         })
     }
 
+    fn gates<'a>(&'a self, ab: &'a Tensor) -> GateInputs<'a> {
+        GateInputs { ab, a_log: &self.a_log, dt_bias: &self.dt_bias }
+    }
+
     /// `x` `[N, hidden]`, normed -> `[N, hidden]` and the tape. No state is written.
     pub(super) fn verify(&self, round: &Round<'_>, variant: Variant, x: &Tensor) -> Result<(Tensor, Tape)> {
         let [raw, z, ab] = super::outputs(self.in_proj.forward_f32(x)?)?;
-        let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
-        let qkv = tree_conv_to(round.tree, &raw, &self.conv, &self.pool.conv_state, self.rows)?;
-        let verified = tree_gdn_verify(round.tree, self.dims, variant, &qkv, &gates, &self.pool.state)?;
+        let (tree, pool) = (round.tree, &self.pool);
+        let (qkv, gates) =
+            tree_conv_gates(tree, &raw, &self.conv, &pool.conv_state, self.gates(&ab), self.rows)?;
+        let verified = tree_gdn_verify(tree, self.dims, variant, &qkv, &gates, &pool.state)?;
         let y = gated_rms_norm_to(&verified.o, &z, &self.norm, self.eps, self.out_proj.rows_dtype()?)?;
         Ok((self.out_proj.forward_one_f32(&y)?, Tape { raw, qkv, gates, verified }))
     }
@@ -82,9 +87,9 @@ impl GatedDeltaNet {
     /// `x` `[N, hidden]`, normed -> `[N, hidden]`. The states are those after the chunks.
     pub(super) fn read(&self, chunks: &Chunks, x: &Tensor) -> Result<Tensor> {
         let [raw, z, ab] = super::outputs(self.in_proj.many().forward_f32(x)?)?;
-        let gates = gates(&ab, &self.a_log, &self.dt_bias)?;
         let (sequences, pool) = (&chunks.sequences, &self.pool);
-        let qkv = chain_conv(sequences, &raw, &self.conv, &pool.conv_state, self.rows)?;
+        let (qkv, gates) =
+            chain_conv_gates(sequences, &raw, &self.conv, &pool.conv_state, self.gates(&ab), self.rows)?;
         chain_conv_advance(&pool.conv_state, sequences, &raw)?;
         let o = gdn_prefill(sequences, self.dims, &qkv, &gates, &pool.state)?;
         let y = gated_rms_norm_to(&o, &z, &self.norm, self.eps, self.out_proj.rows_dtype()?)?;

@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
-    gates, kv_append, kv_append_pair, kv_compact, kv_compact_layers, tree_conv, tree_conv_commit,
-    tree_conv_commit_layers, tree_conv_to,
+    DeviceSequences, GateInputs, Sequences, chain_conv, chain_conv_gates, gates, kv_append, kv_append_pair,
+    kv_compact, kv_compact_layers, tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_gates,
+    tree_conv_to,
 };
 use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
 
@@ -112,6 +113,36 @@ fn gates_equal_the_oracle_in_every_layout_and_dtype() -> Result<()> {
     let out = gates(&rounded, &a_log, &dt_bias)?;
     assert_eq!(out.dtype(), DType::F32);
     assert_eq!(bits(&out), bits(&expected));
+    Ok(())
+}
+
+/// Both convolutions, in every layout and dtype of what the gates read.
+#[test]
+fn conv_with_gates_has_the_bits_of_both() -> Result<()> {
+    let ((x, weight, state), tree, mut rng) = (conv_scene(), on_cpu(batch()), Rng(5));
+    let rows = tree.host().rows();
+    let chains = Sequences::new(&[rows - 3, 3], vec![2, 1]).expect("two chains");
+    let chains = DeviceSequences::new(chains, &Device::Cpu)?;
+    let (ab, head) = (rng.tensor(&[rows, 6]), [rng.tensor(&[3]), rng.tensor(&[3])]);
+    for dtype in [DType::F32, DType::BF16] {
+        let want = [
+            tree_conv_to(&tree, &x, &weight, &state, dtype)?,
+            chain_conv(&chains, &x, &weight, &state, dtype)?,
+        ];
+        let ab = ab.to_dtype(dtype)?;
+        for (how, ab) in layouts(&ab)?.into_iter().chain(layouts(&ab.reshape((rows, 2, 3))?)?) {
+            let want_gates = gates(&ab, &head[0], &head[1])?;
+            let inputs = GateInputs { ab: &ab, a_log: &inside_nan(&head[0], 0)?, dt_bias: &head[1] };
+            let over_tree = tree_conv_gates(&tree, &x, &weight, &state, inputs, dtype)?;
+            let over_chains = chain_conv_gates(&chains, &x, &weight, &state, inputs, dtype)?;
+            for ((out, got), want) in [over_tree, over_chains].iter().zip(&want) {
+                assert_eq!(out.dtype(), dtype);
+                assert_eq!(bits(out), bits(want), "ab {how}");
+                assert_eq!(got.dims(), [rows, 2, 3]);
+                assert_eq!(bits(got), bits(&want_gates), "ab {how}");
+            }
+        }
+    }
     Ok(())
 }
 

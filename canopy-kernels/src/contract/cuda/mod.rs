@@ -4,6 +4,7 @@
 mod attention;
 mod buffers;
 mod build;
+mod conv;
 mod gdn;
 mod prefill;
 mod rows;
@@ -27,6 +28,7 @@ pub(super) fn all(device: usize) -> std::result::Result<Vec<Box<dyn Subject>>, S
     let mut kernels = attention::kernels(&gpu).map_err(|error| error.to_string())?;
     kernels.extend(gdn::kernels(&gpu));
     kernels.extend(prefill::kernels(&gpu));
+    kernels.extend(conv::kernels(&gpu));
     kernels.extend(rows::kernels(&gpu));
     kernels.extend(walk::kernels(&gpu));
     kernels.extend(build::kernels(&gpu));

@@ -1,22 +1,21 @@
-//! tree_conv, gates, linear and the glue's row-wise steps.
+//! linear and the glue's row-wise steps.
 
 use half::bf16;
 
+use super::Kernel;
 use super::buffers::{Element, Gpu, Guarded, Scratch};
-use super::{Kernel, TIER_A};
 use crate::contract::Gate::{self, Invariant, Nonfinite, Repeat, Shapes, Sums};
 use crate::contract::bound::Bound;
 use crate::contract::scene::{Scene, Shape};
 use crate::contract::subjects::attention::dims as kv_dims;
-use crate::contract::subjects::conv::dims;
 use crate::contract::subjects::glue::{self as scenes, BEST, EPS};
-use crate::contract::subjects::rows::{HEADS, OUT, width};
-use crate::cuda::{PathsOnDevice, TreeOnDevice};
+use crate::contract::subjects::rows::{OUT, width};
+use crate::cuda::PathsOnDevice;
 use crate::glue::launch::{self, Destinations, Norm, PoolElement, QkNormRope, RowElement, Rows};
 use crate::linear::launch::{Rounding, WeightOnDevice, WeightShape};
-use crate::{Result, gates, kv_compact, linear, top_tokens, tree_conv};
+use crate::{Result, kv_compact, linear, top_tokens};
 
-type Faults = &'static [(Gate, &'static str)];
+pub(super) type Faults = &'static [(Gate, &'static str)];
 
 /// Of a step that works element by element.
 const PLAIN: Faults = &[
@@ -24,26 +23,6 @@ const PLAIN: Faults = &[
     (Repeat, "gap"),
     (Repeat, "overrun"),
     (Repeat, "touched"),
-    (Invariant, "one_ulp"),
-];
-
-const CONV: Faults = &[
-    (Nonfinite, "leak"),
-    (Repeat, "gap"),
-    (Repeat, "overrun"),
-    (Repeat, "touched"),
-    (Shapes, "row_order"),
-    (Sums, "half_sum"),
-    (Invariant, "one_ulp"),
-];
-
-const GATES: Faults = &[
-    (Nonfinite, "leak"),
-    (Repeat, "gap"),
-    (Repeat, "overrun"),
-    (Repeat, "touched"),
-    (Shapes, "early_branch"),
-    (Sums, "half_sum"),
     (Invariant, "one_ulp"),
 ];
 
@@ -84,17 +63,6 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     let terms = Bound::Terms(1.0 / 32768.0, false);
     let product = |kernel: Kernel| Kernel { sums: Some(small_terms()), ..kernel };
     vec![
-        kernel("tree_conv verify f32", "tree_conv verify", TIER_A, conv::<f32, f32>)
-            .planted("tree_conv/", CONV),
-        kernel("tree_conv verify bf16", "tree_conv verify", Bound::Rounded(1e-5), conv::<bf16, bf16>)
-            .rounded(&[0, 1, 2]),
-        kernel("tree_conv verify f32 to bf16", "tree_conv verify", Bound::Rounded(1e-5), conv::<f32, bf16>),
-        kernel("tree_conv commit f32", "tree_conv commit", Bound::Element(0.0), conv_commit::<f32>)
-            .planted("tree_conv/", &[(Repeat, "touched"), (Shapes, "missed_node")]),
-        kernel("tree_conv commit bf16", "tree_conv commit", Bound::Element(0.0), conv_commit::<bf16>)
-            .rounded(&[0, 1, 2]),
-        kernel("gates f32", "gates", Bound::Element(1e-5), gate_values::<f32>).planted("gates/", GATES),
-        kernel("gates bf16", "gates", Bound::Element(1e-5), gate_values::<bf16>).rounded(&[0]),
         // an infinite weight meets two parts of x, of either sign
         Kernel {
             exact_classes: false,
@@ -154,7 +122,7 @@ const TOP: Faults = &[
     (Invariant, "one_ulp"),
 ];
 
-type Run = fn(&Gpu, &Scene, &mut [f32]) -> Result<()>;
+pub(super) type Run = fn(&Gpu, &Scene, &mut [f32]) -> Result<()>;
 
 fn norm_kernel(gpu: &Gpu, step: &str, call: Run) -> Kernel {
     let name = format!("glue {step}");
@@ -203,50 +171,6 @@ fn int8_kernel(gpu: &Gpu, name: &str, narrow: bool) -> Kernel {
         scene.inputs[1].values.iter_mut().for_each(|w| *w *= 127.0 / 128.0);
     };
     Kernel { narrow, sums: Some((small_terms().0, fill)), ..kernel.rounded(&[0, 1]) }
-}
-
-fn conv<T, Out>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()>
-where
-    T: tree_conv::launch::Element + Element,
-    Out: tree_conv::launch::OutputOf<T> + Element,
-{
-    let tree = TreeOnDevice::new(&gpu.0, &scene.batch)?;
-    let x = Guarded::<T>::input(gpu, "x", scene.input(0))?;
-    let weight = Guarded::<T>::input(gpu, "weight", scene.input(1))?;
-    let state = Guarded::<T>::input(gpu, "conv_state", scene.input(2))?;
-    let mut y = Guarded::<Out>::output(gpu, "out", out.len())?;
-    let inputs = [x.view(), weight.view(), state.view()];
-    tree_conv::launch::verify::<T, Out>(&gpu.0, dims(scene), &scene.batch, &tree, inputs, y.view_mut())?;
-    x.untouched(gpu)?;
-    weight.untouched(gpu)?;
-    state.untouched(gpu)?;
-    y.read(gpu, out)
-}
-
-fn conv_commit<T: tree_conv::launch::Element + Element>(
-    gpu: &Gpu,
-    scene: &Scene,
-    out: &mut [f32],
-) -> Result<()> {
-    let on_device = PathsOnDevice::new(&gpu.0, &scene.paths)?;
-    let x = Guarded::<T>::input(gpu, "x", scene.input(0))?;
-    let mut state = Guarded::<T>::input(gpu, "conv_state", scene.input(2))?;
-    let (xs, mut pool) = ([x.view()], state.view_mut());
-    tree_conv::launch::commit::<T>(&gpu.0, dims(scene), &scene.paths, &on_device, &xs, &mut pool)?;
-    x.untouched(gpu)?;
-    state.read(gpu, out)
-}
-
-fn gate_values<T: gates::launch::Element + Element>(gpu: &Gpu, scene: &Scene, out: &mut [f32]) -> Result<()> {
-    let ab = Guarded::<T>::input(gpu, "ab", scene.input(0))?;
-    let a_log = Guarded::<f32>::input(gpu, "a_log", scene.input(1))?;
-    let dt_bias = Guarded::<f32>::input(gpu, "dt_bias", scene.input(2))?;
-    let mut y = Guarded::<f32>::output(gpu, "out", out.len())?;
-    gates::launch::forward::<T>(&gpu.0, HEADS, ab.view(), a_log.view(), dt_bias.view(), y.view_mut())?;
-    ab.untouched(gpu)?;
-    a_log.untouched(gpu)?;
-    dt_bias.untouched(gpu)?;
-    y.read(gpu, out)
 }
 
 fn product_of(rounding: Rounding) -> Run {

@@ -1,14 +1,16 @@
-//! tree_conv: verify and commit.
+//! tree_conv: verify, alone and with the gates in its launch, and commit.
 
+use super::rows::{HEADS, fill_gates, half_gates, with_gates};
 use super::{Bound, Plane, Scene, Shape, Subject, half_sum, widened};
 use crate::tree_conv::{cpu, oracle};
-use crate::{ConvDims, Result};
+use crate::{ConvDims, Result, gates};
 
 pub(super) fn subjects() -> Vec<Box<dyn Subject>> {
-    vec![Box::new(Verify), Box::new(Commit)]
+    vec![Box::new(Verify), Box::new(VerifyGates), Box::new(Commit)]
 }
 
 struct Verify;
+struct VerifyGates;
 struct Commit;
 
 pub(in super::super) fn dims(scene: &Scene) -> ConvDims {
@@ -76,6 +78,59 @@ impl Subject for Verify {
             let sum = half_sum(old.chain([scene.input(0)[c]]));
             *out = sum / (1.0 + (-sum).exp());
         }
+    }
+}
+
+/// Elements of plane `out`.
+fn conv_len(scene: &Scene) -> usize {
+    scene.batch.rows() * dims(scene).channels
+}
+
+/// Inputs 3, 4 and 5 are the gates': ab, a_log and dt_bias.
+impl Subject for VerifyGates {
+    fn name(&self) -> String {
+        "tree_conv verify with gates".into()
+    }
+
+    fn bound(&self) -> Bound {
+        Verify.bound()
+    }
+
+    fn scene(&self, shape: &Shape) -> Result<Scene> {
+        Ok(with_gates(scene(shape)?))
+    }
+
+    fn planes(&self, scene: &Scene) -> Vec<Plane> {
+        let mut planes = Verify.planes(scene);
+        planes.push(Plane::rows("gates", scene, 2 * HEADS));
+        planes
+    }
+
+    fn run(&self, scene: &Scene, out: &mut [f32]) -> Result<()> {
+        let (out, gate) = out.split_at_mut(conv_len(scene));
+        Verify.run(scene, out)?;
+        gates::cpu::forward(HEADS, scene.input(3), scene.input(4), scene.input(5), gate)
+    }
+
+    fn oracle(&self, scene: &Scene) -> Vec<f64> {
+        let mut out = Verify.oracle(scene);
+        out.extend(gates::oracle::forward(HEADS, scene.input(3), scene.input(4), scene.input(5)));
+        out
+    }
+
+    fn sums(&self) -> Option<Shape> {
+        Verify.sums()
+    }
+
+    fn fill_sums(&self, scene: &mut Scene) {
+        Verify.fill_sums(scene);
+        fill_gates(&mut scene.inputs[3..]);
+    }
+
+    fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
+        let (out, gate) = out.split_at_mut(conv_len(scene));
+        Verify.half_sum(scene, out);
+        half_gates(scene.input(3), scene.input(5), gate);
     }
 }
 

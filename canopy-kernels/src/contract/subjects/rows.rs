@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::{Bound, Plane, Scene, Shape, Subject, half_sum, widened};
+use crate::contract::scene::Input;
 use crate::glue::cpu::Norm;
 use crate::linear::cpu::PackedWeight;
 use crate::linear::int8;
@@ -52,6 +53,27 @@ fn int8_weights(width: usize, weights: &mut [f32]) {
 
 const EPS: f32 = 1e-6;
 
+/// Adds what the gates read: ab, a_log and dt_bias.
+pub(super) fn with_gates(scene: Scene) -> Scene {
+    let scene = scene.with_rows("ab", 2 * HEADS, -4.0, 4.0).with("a_log", HEADS, -2.0, 2.0);
+    scene.with("dt_bias", HEADS, -1.0, 1.0)
+}
+
+/// 256 + 1, of which bfloat16 keeps 256, into ab, a_log and dt_bias.
+pub(super) fn fill_gates(inputs: &mut [Input]) {
+    for (input, value) in inputs.iter_mut().zip([256.0, 0.0, 1.0]) {
+        input.values.fill(value);
+    }
+}
+
+/// What a bfloat16 sum makes of them.
+pub(super) fn half_gates(ab: &[f32], dt_bias: &[f32], out: &mut [f32]) {
+    for (at, out) in out.iter_mut().enumerate() {
+        let sum = || -half_sum([ab[at], dt_bias[at % HEADS]]);
+        *out = if (at / HEADS).is_multiple_of(2) { sum() } else { 1.0 };
+    }
+}
+
 impl Subject for Gates {
     fn name(&self) -> String {
         "gates".into()
@@ -62,10 +84,7 @@ impl Subject for Gates {
     }
 
     fn scene(&self, shape: &Shape) -> Result<Scene> {
-        Ok(Scene::new(shape)?
-            .with_rows("ab", 2 * HEADS, -4.0, 4.0)
-            .with("a_log", HEADS, -2.0, 2.0)
-            .with("dt_bias", HEADS, -1.0, 1.0))
+        Ok(with_gates(Scene::new(shape)?))
     }
 
     fn planes(&self, scene: &Scene) -> Vec<Plane> {
@@ -84,22 +103,16 @@ impl Subject for Gates {
         false
     }
 
-    /// 256 + 1, of which bfloat16 keeps 256.
     fn sums(&self) -> Option<Shape> {
         Some(Shape::tree(3))
     }
 
     fn fill_sums(&self, scene: &mut Scene) {
-        for (input, value) in scene.inputs.iter_mut().zip([256.0, 0.0, 1.0]) {
-            input.values.fill(value);
-        }
+        fill_gates(&mut scene.inputs);
     }
 
     fn half_sum(&self, scene: &Scene, out: &mut [f32]) {
-        for (at, out) in out.iter_mut().enumerate() {
-            let (a, dt_bias) = (scene.input(0)[at], scene.input(2)[at % HEADS]);
-            *out = if (at / HEADS).is_multiple_of(2) { -half_sum([a, dt_bias]) } else { 1.0 };
-        }
+        half_gates(scene.input(0), scene.input(2), out);
     }
 }
 
