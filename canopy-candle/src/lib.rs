@@ -31,7 +31,7 @@ mod wrap;
 pub use accept_walk::{AcceptWalk, StatedWalk, accept_walk};
 pub use append::{CacheRows, kv_append, kv_append_pair};
 pub use attention::{block_attention, tree_attention};
-pub use canopy_kernels::accept_walk::{Row as WalkedTree, stated_node};
+pub use canopy_kernels::accept_walk::{Row as WalkedTree, stated_node, stated_parts};
 pub use canopy_kernels::block_attention::cpu::{BlockMask, DraftBlocks};
 pub use canopy_kernels::drafted_tokens::source as drafted_source;
 pub use canopy_kernels::gdn_prefill::Sequences;

@@ -213,6 +213,19 @@ impl Placed {
         self.paths.as_ref().map_or_else(|| missing("paths"), Ok)
     }
 
+    /// Copies a list from the device, as what the device put into it is; `None` when it is not there. Waits for everything launched.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn read(&self, what: List) -> Result<Option<Vec<i32>>> {
+        #[cfg(feature = "cuda")]
+        if let Some(placed) = self.lists.iter().find(|placed| placed.what == what) {
+            return placed.read().map(Some);
+        }
+        let _ = what;
+        Ok(None)
+    }
+
     /// Runs `work`, whose ops find the lists on the device: a pass's own work, and what follows it over the same inputs.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         #[cfg(feature = "cuda")]

@@ -223,6 +223,13 @@ pub trait Target: Send {
         let expected = "a target that walks trees itself".into();
         Err(crate::Error::Request { field: "target", expected, got: "another".into() })
     }
+    /// [`canopy_candle::stated_node`] of every packed node of the pass that was walked last, when some of its trees were built for it; until the next
+    /// pass. Waits for the device.
+    fn walked_nodes(&self) -> Result<Option<Vec<u32>>> {
+        Ok(None)
+    }
+    /// Makes room for recordings of other passes than those so far, which were run to be timed.
+    fn forget_recordings(&mut self) {}
     /// Saves a slot.
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved sequence into a slot.

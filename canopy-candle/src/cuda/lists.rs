@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::DeviceSlice;
 use candle_core::{CudaDevice, Result};
 use canopy_kernels::cuda::{DeviceList, Words};
@@ -30,6 +31,14 @@ pub(crate) struct Placed {
     pub what: List,
     pub host: Arc<[i32]>,
     pub on_device: DeviceList<i32>,
+}
+
+impl Placed {
+    /// A copy on the host.
+    pub(crate) fn read(&self) -> Result<Vec<i32>> {
+        let len = self.host.len();
+        self.on_device.stream().clone_dtoh(&self.on_device.first(len)).w()
+    }
 }
 
 thread_local!(static PLACED: RefCell<Vec<Placed>> = const { RefCell::new(Vec::new()) });

@@ -60,6 +60,11 @@ pub const fn stated_node(rank: u32, depth: u32) -> u32 {
     rank | depth << 16
 }
 
+/// A node's rank and depth, of one word.
+pub const fn stated_parts(node: u32) -> (u32, u32) {
+    (node & 0xffff, node >> 16)
+}
+
 /// What the walk of one tree gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {

@@ -47,7 +47,7 @@ pub struct DraftOptions {
 }
 
 /// Recordings of blocks that are kept.
-const RECORDINGS: usize = 24;
+const RECORDINGS: usize = 64;
 
 /// Everything that a block runs through but its last norm.
 #[derive(Debug)]
@@ -177,6 +177,8 @@ impl DFlash {
         if wanted.is_empty() {
             return Ok(Tensor::zeros((0, self.config.vocab_size), DType::F32, self.norm.device())?);
         }
+        // Other devices have no weights to round: their quick drafts are the others, and share recordings with them.
+        let quick = quick && self.norm.device().is_cpu();
         let products = if quick { &self.rounded } else { &self.exact };
         let kept = Some(wanted.as_slice());
         let slots: Vec<usize> = requests.iter().map(|request| request.slot).collect();
@@ -199,7 +201,7 @@ impl DFlash {
                     .with_list(List::Lens, &blocks.context_lens)
                     .with_list(List::Slots, &blocks.slots)
                     .with_destinations(places.cache_rows(), self.cache.capacity())
-                    .tagged([quick.into(), rows as u64]);
+                    .tagged([rows as u64]);
                 let (normed, _) = run_recorded(Some(&self.blocks), &inputs, |_| {
                     self.block(products, &block, &tokens, (None, &mut |_, _| {}))
                 })?;
@@ -358,6 +360,10 @@ impl Drafter for DFlash {
 
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()> {
         self.cache.restore(slot, snapshot)
+    }
+
+    fn forget_recordings(&mut self) {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     fn pass_counts(&self) -> PassCounts {

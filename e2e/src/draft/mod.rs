@@ -71,6 +71,8 @@ pub trait Drafter: Send {
     fn snapshot(&self, slot: usize) -> Result<Snapshot>;
     /// Puts a saved context into a slot.
     fn restore(&mut self, slot: usize, snapshot: &Snapshot) -> Result<()>;
+    /// Makes room for recordings of other blocks than those so far, which were run to be timed.
+    fn forget_recordings(&mut self) {}
     /// How its passes ran: replayed from recordings or launched kernel by kernel.
     fn pass_counts(&self) -> PassCounts {
         PassCounts::default()

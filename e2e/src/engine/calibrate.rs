@@ -1,5 +1,7 @@
 //! Times a few passes on an empty engine, so that `auto` starts with this machine's costs.
 
+mod rounds;
+
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;

@@ -8,7 +8,9 @@ mod accept;
 mod auto;
 mod calibrate;
 mod choose;
+mod drafts;
 mod event;
+mod learn;
 mod plan;
 mod prefill;
 mod prefix;
@@ -48,7 +50,7 @@ pub use request::{GenerateRequest, Mode, Sampling, Speculation};
 pub use rules::{Constraint, Penalties, Reasoning};
 pub use run::Generation;
 use scheduler::Waiting;
-pub use stats::{CacheStats, EngineStats, PassCounts, StageTimes, StreamStats};
+pub use stats::{CacheStats, Chosen, EngineStats, NodeShape, PassCounts, Reason, StageTimes, StreamStats};
 pub use stop::StopMatcher;
 use stream::Stream;
 pub use text::{TextDecoder, TokenIds, TokenText};
@@ -82,6 +84,9 @@ pub struct EngineConfig {
     pub host_walk: bool,
     /// Build every tree on the host, even where the target could do without: to compare. Texts are the same.
     pub host_build: bool,
+    /// Choose `auto`'s nodes before the draft in rounds that need no host, from rounds timed at start, where the target walks and
+    /// [`Self::calibrate`] is set. `None`: on devices other than the CPU, which waits for nothing.
+    pub ahead: Option<bool>,
 }
 
 impl Default for EngineConfig {
@@ -99,6 +104,7 @@ impl Default for EngineConfig {
             settle_stages: false,
             host_walk: false,
             host_build: false,
+            ahead: None,
         }
     }
 }
@@ -214,7 +220,7 @@ impl Engine {
         let free = (0..target.slots()).rev().collect();
         let (waiting, running, events) = (VecDeque::new(), Vec::new(), Vec::new());
         let counters = Counters::default();
-        Ok(Self {
+        let mut engine = Self {
             target,
             drafter,
             text,
@@ -229,7 +235,11 @@ impl Engine {
             free,
             events,
             counters,
-        })
+        };
+        if engine.can_plan_ahead() {
+            engine.time_rounds()?;
+        }
+        Ok(engine)
     }
 
     /// One round over all running streams, prompt chunks of the joining ones in the same pass. Empty when idle.

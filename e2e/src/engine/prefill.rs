@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use canopy_kernels::DraftTree;
 
-use super::plan::{Rows, Work, fair_shares};
+use super::plan::{Work, fair_shares};
 use super::{Engine, EngineConfig, StageTimes, Stream};
 use crate::Result;
 use crate::target::{LogitRows, PromptChunk};
@@ -83,10 +83,8 @@ impl Engine {
         let wanted: Vec<usize> =
             self.running.iter().map(|stream| stream.long_rows().div_ceil(SLICE)).collect();
         let shares = fair_shares(&wanted, (rows / SLICE).max(1));
-        let work = |(index, slices): (usize, usize)| Work {
-            index,
-            rows: Rows::Prompt((slices * SLICE).min(self.running[index].long_rows())),
-            unseen: None,
+        let work = |(index, slices): (usize, usize)| {
+            Work::prompt(index, (slices * SLICE).min(self.running[index].long_rows()))
         };
         shares.into_iter().enumerate().filter(|&(_, slices)| slices > 0).map(work).collect()
     }

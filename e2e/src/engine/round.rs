@@ -5,12 +5,11 @@ use std::time::Instant;
 use candle_core::Tensor;
 
 use super::accept::{Accepted, Failure, Judge, walk};
-use super::auto::Tuner;
 use super::choose::Fault;
-use super::plan::{Plan, Rows, Source, Work};
+use super::plan::{Rows, Source, Work};
 use super::stream::{Emission, Stream};
 use super::target_rows::{TargetRow, TargetRows, best_tokens, with_host_rows};
-use super::{Engine, Event, Mode, PromptToken, ReportedNode, RoundReport, StageTimes};
+use super::{Chosen, Engine, Event, NodeShape, PromptToken, ReportedNode, RoundReport, StageTimes};
 use crate::Error;
 use crate::sampling::{argmax, log_probs};
 use crate::tree::CandidateTree;
@@ -79,7 +78,7 @@ impl Engine {
         self.save_prefixes(&plan.work, &outcomes)?;
         drop(span);
         times.commit = clock.elapsed().as_secs_f64();
-        self.learn(&plan, &outcomes, &times);
+        self.learn(&plan, &outcomes, &times)?;
         times.prefill = read;
         self.report(plan.work, outcomes, times);
         Ok(())
@@ -168,48 +167,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells `auto` what the round cost and brought.
-    fn learn(&mut self, plan: &Plan, outcomes: &[Outcome], times: &StageTimes) {
-        // Of a round whose draft nobody waited for only the sum is known, and nobody in it is tuned.
-        if plan.unseen.is_some() {
-            return;
-        }
-        let (mut rows, mut chains) = (Some(0), true);
-        for (work, outcome) in plan.work.iter().zip(outcomes) {
-            let Rows::Tree { tree, source } = &work.rows else {
-                // A prompt chunk's rows want no logits: they say little about a round's.
-                rows = None;
-                continue;
-            };
-            rows = rows.map(|rows| rows + tree.tokens().len());
-            chains &= tree.tree().is_chain();
-            let stream = &mut self.running[work.index];
-            // The other modes' trees are as large as they were asked to be: they say nothing about what pays.
-            if stream.speculation.mode != Mode::Auto {
-                continue;
-            }
-            let tuning = &mut stream.tuning;
-            match (source, &outcome.walked) {
-                (&Source::Drafter { block_rows, horizon }, Some((path, _))) => {
-                    self.tuner.observe_draft(tuning, (block_rows, horizon), tree, path);
-                    continue;
-                }
-                (&Source::Lookup { matched }, Some((path, _))) => {
-                    self.tuner.observe_lookup(tuning, matched, tree.budget(), path.len() - 1);
-                }
-                _ => {}
-            }
-            Tuner::observe_plain(tuning, times.total());
-        }
-        if let Some(rows) = rows {
-            let seconds = times.verify + times.accept + times.commit;
-            self.tuner.observe_verify(rows, outcomes.len(), chains, seconds);
-            if let Some(seconds) = plan.draft_seconds {
-                self.tuner.draft.observe(plan.draft_load, seconds);
-            }
-        }
-    }
-
     /// Moves the streams on, reports what happened to them, and frees the slots of those that ended.
     pub(super) fn report(&mut self, work: Vec<Work>, outcomes: Vec<Outcome>, times: StageTimes) {
         let mut ended = Vec::new();
@@ -254,18 +211,22 @@ impl Engine {
                 stats.nodes += tree.tokens().len();
                 stats.committed += outcome.path.len();
                 let accepted = outcome.path.len().saturating_sub(1);
-                match source {
-                    Source::Plain => {}
+                let shape = match source {
+                    Source::Plain => NodeShape::Plain,
                     Source::Lookup { .. } => {
                         stats.lookup_rounds += 1;
                         stats.lookup_tokens += accepted;
+                        NodeShape::Lookup
                     }
                     Source::Drafter { .. } => {
                         stats.drafted_rounds += 1;
                         stats.drafted_tokens += accepted;
+                        if tree.tree().is_chain() { NodeShape::Chain } else { NodeShape::Tree }
                     }
-                }
+                };
+                let chosen = Chosen { shape, nodes: tree.budget(), reason: work.reason };
                 *stats.budgets.entry(tree.budget()).or_default() += 1;
+                *stats.choices.entry(chosen).or_default() += 1;
             }
         }
         if let (true, Rows::Tree { tree, .. }, Some((path, bonus))) =

@@ -41,6 +41,64 @@ impl AddAssign for StageTimes {
     }
 }
 
+/// What a stream's nodes of a round were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NodeShape {
+    /// None but the root.
+    Plain,
+    /// A chain looked up in the stream's own text.
+    Lookup,
+    /// The drafter's best tokens.
+    Chain,
+    /// A tree of the drafter's.
+    Tree,
+}
+
+impl NodeShape {
+    /// The name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Lookup => "lookup",
+            Self::Chain => "chain",
+            Self::Tree => "tree",
+        }
+    }
+}
+
+/// Why a stream's nodes of a round were what they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The request's mode and budget say so.
+    Asked,
+    /// `auto` expects most tokens a second of it.
+    Best,
+    /// `auto` tries it to learn what it brings.
+    Trial,
+}
+
+impl Reason {
+    /// The name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Asked => "asked",
+            Self::Best => "best",
+            Self::Trial => "trial",
+        }
+    }
+}
+
+/// What a stream verified in a round, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Chosen {
+    /// What the nodes were.
+    pub shape: NodeShape,
+    /// Nodes besides the root.
+    pub nodes: usize,
+    /// Why.
+    pub reason: Reason,
+}
+
 /// A stream's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StreamStats {
@@ -66,6 +124,8 @@ pub struct StreamStats {
     pub lookup_tokens: usize,
     /// Rounds by the number of drafted nodes verified: what `auto` chose, what a fixed budget came to.
     pub budgets: BTreeMap<usize, usize>,
+    /// Rounds by what was verified, and why.
+    pub choices: BTreeMap<Chosen, usize>,
     /// Seconds from submission to the first token.
     pub first_token: f64,
     /// Seconds from submission to the end.

@@ -5,7 +5,8 @@ use canopy_candle::{WalkedTree, drafted_source, stated_node};
 
 use super::accept::{Accepted, Failure};
 use super::choose::Fault;
-use super::plan::{Draft, Plan, Rows, Unseen, Work};
+use super::drafts::Draft;
+use super::plan::{Plan, Rows, Unseen, Work};
 use super::round::Outcome;
 use super::stream::Stream;
 use super::{EmittedToken, Engine, Mode, SyntheticAcceptance, TokenOrigin};
@@ -35,7 +36,7 @@ impl Engine {
         Ok(Some(work.iter().zip(found).map(|(work, found)| self.take_in(work, found)).collect()))
     }
 
-    fn walks(&self) -> bool {
+    pub(super) fn walks(&self) -> bool {
         self.target.walks() && !self.config.host_walk
     }
 
@@ -43,7 +44,8 @@ impl Engine {
     /// [`Self::walk_where_verified`] takes and nobody else wants to look at.
     pub(super) fn drafts_stay(&self, drafts: &[Draft], others: &[Work]) -> bool {
         let is_blind = |stream: &Stream| {
-            stream.only_best() && !stream.report_rounds && stream.speculation.mode != Mode::Auto
+            let looks = stream.speculation.mode == Mode::Auto && !self.tuner.plans_ahead();
+            stream.only_best() && !stream.report_rounds && !looks
         };
         self.walks()
             && drafts.iter().all(|draft| draft.can_stay(self.config.host_build))

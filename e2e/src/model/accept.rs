@@ -47,6 +47,7 @@ impl Qwen35 {
         for (&slot, tree) in pending.batch.slots().iter().zip(&found).filter(|(_, tree)| !tree.failed) {
             self.set_committed(slot as usize, self.committed[slot as usize] + tree.path.len());
         }
+        self.walked = pending.nodes.map(|nodes| (pending.placed, nodes));
         Ok(found)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
-use canopy_candle::{ConvDims, DraftTree, NormKind, Passes, Variant, rms_norm};
+use canopy_candle::{ConvDims, DraftTree, NormKind, Passes, Placed, Variant, rms_norm};
 
 use super::attention::GatedAttention;
 use super::gated_delta_net::GatedDeltaNet;
@@ -74,12 +74,14 @@ pub struct Qwen35 {
     /// Changes of each slot's committed state; a commit belongs to the state that its verify saw.
     pub(super) epochs: Vec<u64>,
     pub(super) pending: Option<Pending>,
+    /// What the last walked pass read, and its nodes as far as the host knows them, when trees were built for it.
+    pub(super) walked: Option<(Placed, Vec<u32>)>,
     /// Verify passes through the layers.
     pub(super) passes: Mutex<Passes<Pass>>,
 }
 
 /// Recordings that are kept.
-const RECORDINGS: usize = 96;
+const RECORDINGS: usize = 160;
 
 /// One slot's states, saved.
 #[derive(Debug)]
@@ -134,6 +136,7 @@ impl Qwen35 {
             committed: vec![0; options.slots],
             epochs: vec![0; options.slots],
             pending: None,
+            walked: None,
             passes: Mutex::new(recorded(&options)?),
             config,
             options,
@@ -151,7 +154,7 @@ impl Qwen35 {
     /// From the driver.
     pub fn set_graphs(&mut self, graphs: bool) -> Result<()> {
         self.options.graphs = graphs;
-        self.pending = None;
+        (self.pending, self.walked) = (None, None);
         self.passes = Mutex::new(recorded(&self.options)?);
         Ok(())
     }

@@ -185,6 +185,7 @@ impl Qwen35 {
         drafted: Option<&DraftedTokens>,
     ) -> Result<Verified> {
         self.check_streams(streams)?;
+        self.walked = None;
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| &stream.tokens).copied().collect();
         self.head.check_ids(&tokens)?;
         let slots: Vec<i32> = streams.iter().map(|stream| stream.slot as i32).collect();
@@ -344,6 +345,18 @@ impl Target for Qwen35 {
         stated: Option<&StatedRanks>,
     ) -> Result<Vec<WalkedTree>> {
         self.walk(verified, stated)
+    }
+
+    fn walked_nodes(&self) -> Result<Option<Vec<u32>>> {
+        let Some((placed, known)) = &self.walked else { return Ok(None) };
+        let built =
+            placed.read(List::Nodes)?.map(|nodes| nodes.into_iter().map(i32::cast_unsigned).collect());
+        Ok(Some(built.unwrap_or_else(|| known.clone())))
+    }
+
+    fn forget_recordings(&mut self) {
+        (self.pending, self.walked) = (None, None);
+        lock(&self.passes).clear();
     }
 
     fn snapshot(&self, slot: usize) -> Result<Snapshot> {

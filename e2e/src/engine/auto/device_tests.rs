@@ -106,8 +106,11 @@ impl Device {
                 .collect();
             let choices = tuner.choose(&mut candidates, fixed);
             let horizon = choices.block_rows - 1;
-            let drafts: Vec<bool> =
-                choices.streams.iter().map(|choice| matches!(choice, Choice::Draft)).collect();
+            let drafts: Vec<bool> = choices
+                .streams
+                .iter()
+                .map(|choice| matches!(choice, Choice::Draft | Choice::Trial))
+                .collect();
             let (mut trees, mut worth) = (Vec::new(), Vec::new());
             let (mut chains, mut of_chains) = (Vec::new(), Vec::new());
             let looks = tuner.looks_at_trees();

@@ -90,6 +90,21 @@ pub(in super::super) struct Lookup {
     pub gain: f64,
 }
 
+impl Lookup {
+    /// Its first tokens, as many as the largest of `sizes` that it has.
+    pub(super) fn cut(mut self, sizes: &[usize]) -> Option<Self> {
+        let nodes = sizes.iter().copied().filter(|&size| size <= self.tokens.len()).max()?;
+        self.tokens.truncate(nodes);
+        let mut reached = 0.0f64;
+        let gains = self.tokens.iter().map(|token| {
+            reached += token.1;
+            reached.exp()
+        });
+        self.gain = gains.sum();
+        Some(self)
+    }
+}
+
 fn class(matched: usize) -> usize {
     CLASSES.partition_point(|&shortest| shortest <= matched.max(1)) - 1
 }
@@ -186,6 +201,14 @@ mod tests {
         (0..40).for_each(|_| sure.observe(1, 8, 8));
         let long = sure.propose(&shared, &mut history, 8, |nodes| 0.3 * nodes as f64).unwrap();
         assert!(long.tokens.len() == 8 && long.gain > 5.0, "{long:?}");
+    }
+
+    #[test]
+    fn a_chain_is_cut_to_a_size_that_comes_again() {
+        let lookup = |nodes: usize| Lookup { matched: 2, tokens: vec![(7, 0.5f64.ln()); nodes], gain: 9.0 };
+        let cut = lookup(6).cut(&[1, 3, 7]).unwrap();
+        assert!(cut.tokens.len() == 3 && (cut.gain - 0.875).abs() < 1e-12, "{cut:?}");
+        assert!(lookup(2).cut(&[3]).is_none() && lookup(9).cut(&[1, 9, 3]).unwrap().tokens.len() == 9);
     }
 
     #[test]

@@ -14,8 +14,11 @@
 //! most `tokens - rate * seconds` ([`Tuner::spend`]). A device, which walks chains faster than it solves trees, may get
 //! the streams' chains instead ([`chains`]). Timings decide
 //! the speed only: the text is the target's own whatever is drafted.
+//!
+//! Where the device builds and walks trees itself, and nobody has to look at a draft, the nodes are chosen before it: see [`ahead`].
 
 mod acceptance;
+mod ahead;
 mod blocks;
 mod chains;
 mod cost;
@@ -28,6 +31,8 @@ mod spend;
 mod tests;
 
 use acceptance::{Acceptance, Ratios};
+use ahead::Depths;
+pub(super) use ahead::{Ahead, Bucket, RoundCosts, Walked, shapes};
 pub(super) use blocks::block_lengths;
 use blocks::{Blocks, Drafted, run_of};
 use chains::Chains;
@@ -62,6 +67,8 @@ pub(super) struct StreamTuning {
     acceptance: Acceptance,
     blocks: Blocks,
     hits: Hits,
+    /// How often its drafter's best token is right, by depth, where rounds are planned ahead.
+    depths: Depths,
     /// Seconds of plain rounds since the drafter last ran.
     plain_seconds: f64,
 }
@@ -88,6 +95,8 @@ pub(super) enum Choice {
     Lookup(Lookup),
     /// The drafter.
     Draft,
+    /// The drafter, to see what it would bring.
+    Trial,
 }
 
 /// What is decided before the draft.
@@ -141,6 +150,8 @@ pub(super) struct Tuner {
     rounds: f64,
     /// Tokens per second of the rounds planned last, at their best without lookups.
     rate: f64,
+    /// Plans rounds before their drafts, where the device needs no host between them and the next.
+    ahead: Option<Ahead>,
 }
 
 impl Tuner {
@@ -149,7 +160,8 @@ impl Tuner {
         let (shared, ratios) = (Acceptance::default(), Ratios::default());
         let (blocks, hits) = (Blocks::new(block_size), Hits::default());
         let (verify, steps) = (Curves::from(verify), &[][..]);
-        Self { verify, chains: None, draft, steps, shared, ratios, blocks, hits, rounds: 0.0, rate }
+        let (rounds, chains, ahead) = (0.0, None, None);
+        Self { verify, chains, draft, steps, shared, ratios, blocks, hits, rounds, rate, ahead }
     }
 
     /// For a device: with the costs of passes by their streams, rising, and the numbers of rows behind which they step up.
@@ -165,6 +177,11 @@ impl Tuner {
         let chains = Curves::new(curves).map(Chains::new);
         let ratios = if chains.is_some() { Ratios::apart() } else { self.ratios };
         Self { chains, ratios, ..self }
+    }
+
+    /// Whether its costs are those of a device, which step up.
+    pub fn is_stepped(&self) -> bool {
+        !self.steps.is_empty()
     }
 
     /// Sets how many streams the round to be planned has.
@@ -197,8 +214,13 @@ impl Tuner {
 
     /// Knowledge for a new stream: what the engine's streams have in common.
     pub fn stream(&self) -> StreamTuning {
-        let blocks = self.blocks.clone();
-        StreamTuning { acceptance: Acceptance::default(), blocks, hits: Hits::default(), plain_seconds: 0.0 }
+        StreamTuning {
+            acceptance: Acceptance::default(),
+            blocks: self.blocks.clone(),
+            hits: Hits::default(),
+            depths: Depths::default(),
+            plain_seconds: 0.0,
+        }
     }
 
     /// Where the draft of each stream comes from, and sets the rate that [`Self::spend`] spends by.
@@ -237,7 +259,7 @@ impl Tuner {
         let choices = lookups.into_iter().enumerate().map(|(stream, lookup)| match lookup {
             _ if drafting.contains(&stream) => Choice::Draft,
             Some(lookup) => Choice::Lookup(lookup),
-            None if self.probe_is_due(&streams[stream], fixed, length, plain_rate) => Choice::Draft,
+            None if self.probe_is_due(&streams[stream], fixed, length, plain_rate) => Choice::Trial,
             None => Choice::Plain,
         });
         Choices { streams: choices.collect(), block_rows }
@@ -324,6 +346,12 @@ impl Tuner {
         let drafted = Drafted { horizon, gain, budget: tree.budget() };
         let apart = self.chains.is_some();
         let drafters_own = if apart { Ratios::apart() } else { Ratios::default() };
+        if tree.tree().is_chain() {
+            self.observe_chain(tuning, tree.budget(), gain);
+        } else {
+            let (ranks, depths) = (tree.ranks(), tree.tree().depths());
+            self.observe_tree(tuning, Walked { ranks, depths, path, horizon });
+        }
         tuning.acceptance.observe(tree, path, &self.ratios, apart);
         // The first round after plain ones says more about what has come since than the mean from before them.
         let trial = tuning.plain_seconds > 0.0;

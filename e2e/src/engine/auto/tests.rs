@@ -91,7 +91,7 @@ fn auto(machine: Machine, tuner: &mut Tuner, rounds: usize) -> Run {
         let fixed = Fixed { rows: 1, tokens: 1.0, draft_load: 0 };
         let choices = tuner.choose(&mut [candidate(&tuning, &mut history, BLOCK - 1)], fixed);
         let horizon = choices.block_rows - 1;
-        if !matches!(choices.streams[0], Choice::Draft) {
+        if !matches!(choices.streams[0], Choice::Draft | Choice::Trial) {
             Tuner::observe_plain(&mut tuning, machine.verify(1));
             (tokens, seconds) = (tokens + 1, seconds + machine.verify(1));
             continue;
@@ -201,7 +201,7 @@ fn a_text_that_repeats_itself_is_looked_up() {
     {
         Choice::Lookup(lookup) => lookup.tokens.len(),
         Choice::Plain => 0,
-        Choice::Draft => panic!("the drafter is not worth its time here"),
+        Choice::Draft | Choice::Trial => panic!("the drafter is not worth its time here"),
     };
     let first = choose(&tuning, &mut tuner);
     assert!(first > 1, "{first} tokens");
