@@ -1,12 +1,16 @@
 //! Rounds and statistics, as the page and measurements read them.
 
-use canopy_e2e::engine::{EmittedToken, RoundReport, StageTimes, StreamStats, TokenOrigin};
+use std::collections::BTreeMap;
+
+use canopy_e2e::engine::{Chosen, EmittedToken, RoundReport, StageTimes, StreamStats, TokenOrigin};
 use canopy_e2e::tokenizer::{Detokenizer, Tokenizer};
 
 use super::choice::Choice;
 use crate::engine_thread::Update;
 use crate::plan::Plan;
-use crate::types::canopy::{CanopyStats, CanopyStep, Round, RoundNode, RoundToken, StageSeconds, TokenPiece};
+use crate::types::canopy::{
+    CanopyStats, CanopyStep, NodeChoice, Round, RoundNode, RoundToken, StageSeconds, TokenPiece,
+};
 
 /// One update as a `canopy` event tells it.
 pub(super) fn step(
@@ -75,5 +79,20 @@ pub(super) fn stats(plan: &Plan, choices: &[Choice]) -> CanopyStats {
             0.0
         },
         stage_seconds: StageSeconds { prefill, draft, build, verify, accept, commit },
+        node_choices: node_choices(choices),
     }
+}
+
+fn node_choices(choices: &[Choice]) -> Vec<NodeChoice> {
+    let mut all = BTreeMap::new();
+    for (&chosen, &rounds) in choices.iter().flat_map(|choice| &choice.stats.choices) {
+        *all.entry(chosen).or_insert(0) += rounds;
+    }
+    let choice = |(Chosen { shape, nodes, reason }, rounds)| NodeChoice {
+        shape: shape.name(),
+        nodes,
+        reason: reason.name(),
+        rounds,
+    };
+    all.into_iter().map(choice).collect()
 }

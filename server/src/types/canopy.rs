@@ -114,6 +114,21 @@ pub struct CanopyStats {
     pub tokens_per_second: f64,
     /// Seconds per stage.
     pub stage_seconds: StageSeconds,
+    /// Rounds by what was verified, and why.
+    pub node_choices: Vec<NodeChoice>,
+}
+
+/// Rounds that verified the same.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct NodeChoice {
+    /// `plain`, `lookup` (of the text itself), `chain` or `tree`.
+    pub shape: &'static str,
+    /// Nodes besides the root.
+    pub nodes: usize,
+    /// `asked` by the request's mode and budget; in `auto` the `best` that is known, or a `trial`.
+    pub reason: &'static str,
+    /// How many.
+    pub rounds: usize,
 }
 
 /// Seconds that the stream waited for each stage.

@@ -1,10 +1,12 @@
 //! `canopy generate`: text on the terminal as it comes, then a line of statistics.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
 use canopy_e2e::engine::{
-    Event, FinishReason, GenerateRequest, Mode, RoundReport, Speculation, StageTimes, StreamStats,
+    Chosen, Event, FinishReason, GenerateRequest, Mode, RoundReport, Speculation, StageTimes, StreamStats,
 };
 use canopy_e2e::tokenizer::ChatMessage;
 use serde_json::{Value, json};
@@ -202,8 +204,21 @@ pub fn stats_json(stats: &StreamStats) -> Value {
         "acceptance_length": stats.acceptance_length(),
         "mean_budget": stats.mean_budget(),
         "rounds_by_budget": budgets,
+        "choices": choices_json([stats]),
         "stages_s": stages_json(&stats.stages, 1.0),
     })
+}
+
+/// Rounds by what was verified and why, over all streams; what came most often is first.
+pub fn choices_json<'a>(stats: impl IntoIterator<Item = &'a StreamStats>) -> Value {
+    let mut all = BTreeMap::new();
+    for (&chosen, &rounds) in stats.into_iter().flat_map(|stats| &stats.choices) {
+        *all.entry(chosen).or_insert(0) += rounds;
+    }
+    let mut all: Vec<(Chosen, usize)> = all.into_iter().collect();
+    all.sort_by_key(|&(_, rounds)| Reverse(rounds));
+    let choice = |(Chosen { shape, nodes, reason }, rounds)| json!({"shape": shape.name(), "nodes": nodes, "reason": reason.name(), "rounds": rounds});
+    all.into_iter().map(choice).collect()
 }
 
 /// Stage times, each times `scale`.

@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let mut ready = args.engine.load_with(&options, config, &matrix.synthetic)?;
     if let Some((free, _)) = device::memory(&args.engine.device()?)? {
-        ready.engine.set_cache_bytes(free / 2);
+        ready.engine.set_cache_bytes(free - free / 4);
     }
     let after = used(args)?;
     let (sizes, mib) = (ready.sizes, |bytes: usize| bytes as f64 / f64::from(1 << 20));
@@ -187,7 +187,13 @@ fn cell(args: &Args, ready: &mut Ready, context: usize, batch: usize) -> Result<
                 },
                 ..GenerateRequest::new(prompts[stream].clone(), most_tokens(args))
             };
-            let run = decode(ready, (0..batch).map(request).collect(), args.matrix.rounds.get())?;
+            let requests: Vec<_> = (0..batch).map(request).collect();
+            let mut run = decode(ready, requests.clone(), args.matrix.rounds.get())?;
+            if run.rounds == 0 {
+                // The first streams were at their ends before the last one had read its prompt: from saved prefixes all start at once.
+                read(ready, &requests)?;
+                run = decode(ready, requests, args.matrix.rounds.get())?;
+            }
             match repeat {
                 0 if run.stats.iter().all(|stats| stats.cached_tokens == 0) => {
                     row.first_token = run.stats.iter().map(|stats| stats.first_token).reduce(f64::max);
@@ -200,12 +206,35 @@ fn cell(args: &Args, ready: &mut Ready, context: usize, batch: usize) -> Result<
     }
     ready.engine.settle_stages(false);
     let whole = |row: &Row| row.runs.iter().all(|run| run.rounds > 0 && run.seconds > 0.0);
-    ensure!(
-        rows.iter().all(whole),
-        "--context: expected room for {} tokens after prompts of {context}",
-        most_tokens(args)
-    );
+    ensure!(rows.iter().all(whole), "{}", no_window(args, ready, context, batch));
     Ok(rows)
+}
+
+/// Why the streams of a cell were never all decoding, and what would do.
+fn no_window(args: &Args, ready: &Ready, context: usize, batch: usize) -> String {
+    let (tokens, room) = (most_tokens(args), ready.engine.max_prompt() + 1);
+    if context + tokens > room {
+        return format!(
+            "--context: expected room for {tokens} tokens after prompts of {context}, got {room}"
+        );
+    }
+    let (cache, mib) = (ready.engine.stats().cache, |bytes: usize| bytes.div_ceil(1 << 20));
+    let each = ready.sizes.state + context * ready.sizes.token();
+    format!(
+        "--batch: expected saved prefixes of {batch} prompts of {context} tokens, {} MiB, within the {} MiB beside the pools (room for {}), got {} saved",
+        mib(batch * each),
+        mib(cache.budget),
+        cache.budget / each.max(1),
+        cache.entries,
+    )
+}
+
+/// Reads the prompts of requests and saves them, one stream's after the other's.
+fn read(ready: &mut Ready, requests: &[GenerateRequest]) -> Result<()> {
+    for request in requests {
+        ready.engine.run(GenerateRequest { max_tokens: 1, ..request.clone() })?;
+    }
+    Ok(())
 }
 
 /// Runs requests for `rounds` rounds of all of them, or until the first one ends, and cancels them.

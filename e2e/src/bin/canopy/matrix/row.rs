@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Run;
 use crate::bench::{Args, median};
 use crate::engine_args::Ready;
-use crate::generate::stages_json;
+use crate::generate::{choices_json, stages_json};
 use crate::record;
 
 /// One mode of a cell.
@@ -131,6 +131,7 @@ impl Row {
             "mean_budget": self.mean_budget(),
             "plain_share": self.plain(),
             "rounds_by_budget": self.budgets(),
+            "choices": choices_json(self.runs.iter().flat_map(|run| &run.stats)),
             "tokens_hash": format!("{:016x}", self.tokens_hash()),
             "host_walk": args.engine.host_walk,
             "host_build": args.engine.host_build,

@@ -7,6 +7,7 @@
 //! timed at start with their recordings made; a machine that has become slower is so for every shape.
 
 mod depths;
+mod outlook;
 mod pairs;
 mod shapes;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod tests;
 use std::collections::HashMap;
 
 pub(super) use depths::Depths;
+use outlook::{Decision, Outlook};
 use pairs::Pairs;
 pub(in super::super) use shapes::{RoundCosts, Shape, shapes};
 
@@ -22,14 +24,8 @@ use super::{Candidate, Choice, Lookup, StreamTuning, Tuner};
 
 /// Share of the time that trials may cost.
 const SHARE: f64 = 0.005;
-/// Streams' rounds with trees of which more is known than that before trials have to be saved up for.
-const FIRST: f64 = 8.0;
-/// Standard errors that a tree's worth may be above what is known of it.
-const LUCKY: f64 = 2.0;
 /// Rounds after which what is known of trees is worth half.
 const HALF: f64 = 4000.0;
-/// By how much a round in which some draft must be better than one in which all do: it has launches of its own, which are seldom recorded.
-const ALL: f64 = 1.02;
 /// What a stream's rates by depth keep of its round before, and those of all streams.
 const KEEP: [f64; 2] = [0.98, 0.998];
 /// The same of a stream's in a trial after plain rounds.
@@ -38,7 +34,7 @@ const KEEP_PLAIN: f64 = 0.5;
 const SLOWER: (f64, f64) = (0.1, 1.25);
 /// Rounds of a bucket before one counts: the first ones launch kernel by kernel, and record.
 const UNTIMED: u32 = 2;
-/// Of rounds with trees one of so many is read back.
+/// Of rounds with trees one of so many is read back, besides trials.
 const READ: u64 = 4;
 /// Tokens of chains that are looked up: few sizes come again soon.
 const LOOKED_UP: [usize; 5] = [1, 3, 7, 15, 23];
@@ -109,125 +105,11 @@ pub(in super::super) struct Ahead {
     /// Rounds since trees were last seen.
     since: f64,
     rounds: u64,
+    /// Rounds since the last trial of another tree.
+    untried: u64,
     seen: HashMap<Bucket, u32>,
     /// The shape of every round, while rounds are timed.
     pub forced: Option<Option<usize>>,
-}
-
-/// The best that a shape can do in a round.
-#[derive(Clone, Debug)]
-struct Best {
-    /// Tokens per second; where every stream drafts [`ALL`] as much.
-    score: f64,
-    tokens: f64,
-    seconds: f64,
-    shape: Option<usize>,
-    drafting: Vec<usize>,
-}
-
-impl Best {
-    fn rate(&self) -> f64 {
-        self.tokens / self.seconds
-    }
-}
-
-/// A round's streams as shapes look at them.
-struct Outlook<'a> {
-    ahead: &'a Ahead,
-    streams: &'a [Candidate<'a>],
-    lookups: &'a [Option<Lookup>],
-    /// Mean right beginnings of chains, by stream and nodes.
-    runs: Vec<Vec<f64>>,
-    /// All streams, and those that draft whatever is chosen.
-    count: (usize, usize),
-    /// Seconds that looked up nodes add, by their number.
-    looked_up: &'a dyn Fn(usize) -> f64,
-}
-
-impl Outlook<'_> {
-    /// Accepted nodes of a stream that drafts a shape, `lucky` standard errors above what is known.
-    fn gain(&self, shape: usize, stream: usize, lucky: f64) -> f64 {
-        let (of, candidate, runs) = (self.ahead.shapes[shape], &self.streams[stream], &self.runs[stream]);
-        let depth = of.horizon().min(candidate.horizon);
-        if !of.is_tree {
-            return runs[depth.min(candidate.budget)];
-        }
-        let error =
-            if lucky > 0.0 { lucky * self.ahead.pairs[shape].error(self.ahead.still_known()) } else { 0.0 };
-        (self.ahead.ratio(shape) * runs[depth] + error).min(depth as f64)
-    }
-
-    fn allowed(&self, shape: usize) -> bool {
-        let of = self.ahead.shapes[shape];
-        let cap = self.streams.iter().map(|stream| stream.budget).min().unwrap_or(0);
-        let whole = self.ahead.shapes.iter().map(|shape| shape.block_rows).max();
-        (!of.is_tree || of.nodes <= cap) && (self.count.1 == 0 || Some(of.block_rows) == whole)
-    }
-
-    /// A round in which so many looked up nodes are verified, and so many streams draft the shape.
-    fn seconds(&self, shape: Option<usize>, drafting: usize, looked_up: usize) -> f64 {
-        let costs = &self.ahead.costs;
-        // The others' drafts are taken to be whole chains.
-        let whole = || self.ahead.shapes.iter().take_while(|shape| !shape.is_tree).count().saturating_sub(1);
-        let drafts = match shape {
-            Some(shape) => costs.added(shape, drafting + self.count.1),
-            None if self.count.1 > 0 => costs.added(whole(), self.count.1),
-            None => 0.0,
-        };
-        self.ahead.slower * (costs.plain(self.count.0) + drafts) + (self.looked_up)(looked_up)
-    }
-
-    /// Streams as they are without a shape.
-    fn undrafted(&self) -> Best {
-        let tokens =
-            self.count.0 as f64 + self.lookups.iter().flatten().map(|lookup| lookup.gain).sum::<f64>();
-        let nodes = self.lookups.iter().flatten().map(|lookup| lookup.tokens.len()).sum();
-        let seconds = self.seconds(None, 0, nodes);
-        Best { score: tokens / seconds, tokens, seconds, shape: None, drafting: Vec::new() }
-    }
-
-    /// The streams to draft a shape, if any.
-    fn best(&self, shape: usize, lucky: f64) -> Option<Best> {
-        let looked_up = |stream: usize| self.lookups[stream].as_ref().map_or(0.0, |lookup| lookup.gain);
-        let mut order: Vec<(usize, f64)> = (0..self.streams.len())
-            .filter(|&stream| self.streams[stream].horizon > 0)
-            .map(|stream| (stream, self.gain(shape, stream, lucky) - looked_up(stream)))
-            .collect();
-        order.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let plain = self.undrafted();
-        let mut nodes: usize = self.lookups.iter().flatten().map(|lookup| lookup.tokens.len()).sum();
-        let (mut tokens, mut best) = (plain.tokens, None::<Best>);
-        for count in 1..=order.len() {
-            let (stream, more) = order[count - 1];
-            tokens += more;
-            nodes -= self.lookups[stream].as_ref().map_or(0, |lookup| lookup.tokens.len());
-            let seconds = self.seconds(Some(shape), count, nodes);
-            let score = tokens / seconds * if count == self.streams.len() { ALL } else { 1.0 };
-            if seconds.is_finite() && best.as_ref().is_none_or(|best| score > best.score) {
-                let drafting = order[..count].iter().map(|stream| stream.0).collect();
-                best = Some(Best { score, tokens, seconds, shape: Some(shape), drafting });
-            }
-        }
-        best
-    }
-
-    /// A tree to be tried in place of `best`, and what that is expected to cost.
-    fn trial(&self, best: &Best) -> Option<(Best, f64)> {
-        let trees = (0..self.ahead.shapes.len()).filter(|&shape| {
-            self.ahead.shapes[shape].is_tree && Some(shape) != best.shape && self.allowed(shape)
-        });
-        let lucky =
-            trees.filter_map(|shape| self.best(shape, LUCKY)).filter(|lucky| lucky.score > best.score);
-        let lucky = lucky.max_by(|a, b| a.score.total_cmp(&b.score))?;
-        let shape = lucky.shape?;
-        let over: f64 = lucky
-            .drafting
-            .iter()
-            .map(|&stream| self.gain(shape, stream, LUCKY) - self.gain(shape, stream, 0.0))
-            .sum();
-        let loss = lucky.seconds - (lucky.tokens - over) / best.rate();
-        Some((lucky, loss.max(0.0)))
-    }
 }
 
 impl Ahead {
@@ -243,6 +125,7 @@ impl Ahead {
             credit: 0.0,
             since: 0.0,
             rounds: 0,
+            untried: 0,
             seen: HashMap::new(),
             forced: None,
         }
@@ -311,71 +194,30 @@ impl Tuner {
             |nodes: usize| self.passes().predict(count.0 + nodes) - self.passes().predict(count.0);
         let streams = &*streams;
         let outlook = Outlook { ahead, streams, lookups: &lookups, runs, count, looked_up: &looked_up };
-        let plain = outlook.undrafted();
-        let shapes = 0..ahead.shapes.len();
-        let drafted =
-            shapes.filter(|&shape| outlook.allowed(shape)).filter_map(|shape| outlook.best(shape, 0.0));
-        let drafted = drafted.max_by(|a, b| a.score.total_cmp(&b.score));
-        let pays = drafted.as_ref().is_some_and(|drafted| drafted.score > plain.score);
-        let (mut best, mut trials) = (plain, Vec::new());
-        let (mut tried, mut cost) = (false, 0.0);
-        match drafted {
-            Some(drafted) if pays => {
-                let seen = ahead.pairs.iter().map(Pairs::count).fold(0.0, f64::max);
-                best = drafted;
-                if let Some((trial, loss)) = outlook.trial(&best)
-                    && (seen < FIRST || ahead.credit >= loss)
-                {
-                    (cost, tried) = (if seen < FIRST { 0.0 } else { loss }, true);
-                    self.rate = best.rate();
-                    best = trial;
-                    trials.clone_from(&best.drafting);
-                }
-            }
-            Some(drafted) => {
-                // Streams that have long been plain try the best shape that there is.
-                if let Some(shape) = drafted.shape {
-                    let due = |&stream: &usize| {
-                        let candidate = &outlook.streams[stream];
-                        let extra = outlook.seconds(Some(shape), 1, 0) - outlook.seconds(None, 0, 0);
-                        let loss = extra - outlook.gain(shape, stream, 0.0) / best.rate();
-                        candidate.horizon > 0 && candidate.tuning.plain_seconds * SHARE >= loss
-                    };
-                    trials = (0..outlook.streams.len()).filter(due).collect();
-                    if !trials.is_empty() {
-                        (best.shape, best.drafting) = (Some(shape), trials.clone());
-                    }
-                }
-            }
-            None => {}
-        }
-        let shape = best.shape.filter(|_| !best.drafting.is_empty());
+        let Decision { shape, drafting, trials, tried, rate } = outlook.decide();
         let is_tree = shape.is_some_and(|shape| ahead.shapes[shape].is_tree);
-        let drafting = best.drafting.len();
-        let looks = lookups
-            .iter()
-            .enumerate()
-            .any(|(stream, lookup)| lookup.is_some() && !best.drafting.contains(&stream));
+        let looks = (0..lookups.len()).any(|stream| lookups[stream].is_some() && !drafting.contains(&stream));
         let choice = |(stream, lookup): (usize, Option<Lookup>)| match lookup {
             _ if trials.contains(&stream) => Choice::Trial,
-            _ if best.drafting.contains(&stream) => Choice::Draft,
+            _ if drafting.contains(&stream) => Choice::Draft,
             Some(lookup) => Choice::Lookup(lookup),
             None => Choice::Plain,
         };
         let planned = Planned {
             shape: shape.map(|shape| ahead.shapes[shape]),
-            bucket: (alone && !looks).then_some(Bucket { shape, drafting, streams: count.0 }),
-            reads: is_tree && (tried || ahead.rounds.is_multiple_of(READ)),
-            streams: Vec::new(),
+            bucket: (alone && !looks).then_some(Bucket { shape, drafting: drafting.len(), streams: count.0 }),
+            reads: is_tree && (!trials.is_empty() || ahead.rounds.is_multiple_of(READ)),
+            streams: lookups.into_iter().enumerate().map(choice).collect(),
         };
-        let rate = if tried { self.rate } else { best.rate() };
-        let streams = lookups.into_iter().enumerate().map(choice).collect();
         self.rate = rate;
         let ahead = self.ahead.as_mut()?;
-        ahead.credit -= cost;
+        if let Some(cost) = tried {
+            (ahead.credit, ahead.untried) = (ahead.credit - cost, 0);
+        }
         ahead.rounds += 1;
+        ahead.untried += 1;
         ahead.since += 1.0;
-        Some(Planned { streams, ..planned })
+        Some(planned)
     }
 
     /// Takes in that a planned round took so long.
