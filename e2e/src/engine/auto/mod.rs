@@ -348,9 +348,6 @@ impl Tuner {
         let drafters_own = if apart { Ratios::apart() } else { Ratios::default() };
         if tree.tree().is_chain() {
             self.observe_chain(tuning, tree.budget(), gain);
-        } else {
-            let (ranks, depths) = (tree.ranks(), tree.tree().depths());
-            self.observe_tree(tuning, Walked { ranks, depths, path, horizon });
         }
         tuning.acceptance.observe(tree, path, &self.ratios, apart);
         // The first round after plain ones says more about what has come since than the mean from before them.

@@ -132,6 +132,15 @@ pub fn run(args: &Args) -> Result<()> {
                         "now": peak,
                         "saved_prefixes": ready.engine.stats().cache.bytes,
                     });
+                    // Since the engine started, so that the last cell's are those of the whole run.
+                    let passes = ready.engine.stats().passes;
+                    line["passes"] = json!({
+                        "replayed": passes.replayed,
+                        "recorded": passes.recorded,
+                        "plain": passes.plain,
+                        "refused": passes.refused,
+                        "kept": passes.kept,
+                    });
                     let written = record::open(path).and_then(|mut file| writeln!(file, "{line}"));
                     written.with_context(|| path.display().to_string())?;
                 }

@@ -30,7 +30,7 @@ pub(super) struct Decision {
 /// The best that a shape can do in a round.
 #[derive(Clone, Debug)]
 struct Best {
-    /// Tokens per second; where every stream drafts [`ALL`] as much.
+    /// Tokens per second; where every stream drafts [`ALL`] times as many.
     score: f64,
     tokens: f64,
     seconds: f64,
@@ -130,7 +130,7 @@ impl Outlook<'_> {
         let all = (0..self.ahead.shapes.len()).filter(|&shape| self.allowed(shape));
         let drafted: Vec<Best> = all.filter_map(|shape| self.best(shape, 0.0)).collect();
         let highest = |a: &&Best, b: &&Best| a.score.total_cmp(&b.score);
-        let best = drafted.iter().max_by(highest).filter(|best| best.score > plain.score).unwrap_or(&plain);
+        let best = drafted.iter().max_by(highest).filter(|best| best.rate() > plain.rate()).unwrap_or(&plain);
         let rate = best.rate();
         let seen = self.ahead.pairs.iter().map(Pairs::count).fold(0.0, f64::max);
         if best.shape.is_some()
@@ -163,7 +163,7 @@ impl Outlook<'_> {
         let count = best.drafting.len();
         let extra = self.seconds(Some(shape), count + probes.len(), 0) - self.seconds(best.shape, count, 0);
         let gain: f64 = probes.iter().map(|&stream| self.gain(shape, stream, 0.0)).sum();
-        let due = longest * SHARE >= extra - gain / best.rate();
+        let due = extra.is_finite() && longest * SHARE >= extra - gain / best.rate();
         if due { probes } else { Vec::new() }
     }
 
