@@ -45,7 +45,8 @@ pub use conv_gates::{GateInputs, chain_conv_gates, tree_conv_gates};
 pub use drafted_tokens::drafted_tokens;
 pub use gates::gates;
 pub use gdn::{
-    GdnTape, TreeGdnOutput, tree_gdn_commit, tree_gdn_commit_layers, tree_gdn_verify, tree_gdn_verify_into,
+    GdnPending, GdnTape, TreeGdnOutput, tree_gdn_commit, tree_gdn_commit_layers, tree_gdn_commit_verify,
+    tree_gdn_verify, tree_gdn_verify_into, tree_gdn_verify_to,
 };
 pub use gdn_serial::{TreeGdnSerialOutput, tree_gdn_serial_commit, tree_gdn_serial_verify};
 pub use glue::{

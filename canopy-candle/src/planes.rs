@@ -29,6 +29,7 @@ pub(crate) fn starts(lens: &[usize]) -> Vec<usize> {
 }
 
 /// Where the planes of a pack lie.
+#[cfg(feature = "cuda")]
 pub(crate) fn ranges<const P: usize>(lens: [usize; P]) -> [Range<usize>; P] {
     let mut end = 0;
     lens.map(|len| {

@@ -1,7 +1,7 @@
 //! Trees and paths on a device, prepared once per round.
 
 #[cfg(feature = "cuda")]
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Result, Tensor, bail};
 #[cfg(feature = "cuda")]
@@ -30,6 +30,9 @@ pub struct DeviceTree {
     device: Device,
     #[cfg(feature = "cuda")]
     on_device: Option<Arc<OnDevice>>,
+    /// The parts for bf16 outputs, once a batch that has both was asked for them.
+    #[cfg(feature = "cuda")]
+    halves: Arc<OnceLock<[TreeOnDevice; 2]>>,
 }
 
 /// The whole batch, and its parts.
@@ -50,6 +53,8 @@ impl DeviceTree {
                 let layout = BatchLayout::new(stream, &batch, &mut words)?;
                 Ok(layout.on(&words.upload(stream)?))
             })?,
+            #[cfg(feature = "cuda")]
+            halves: Arc::default(),
             host: batch,
             device: device.clone(),
         })
@@ -69,6 +74,8 @@ impl DeviceTree {
                 let layout = TreeLayout::unsolved(&batch, &mut words);
                 Ok((layout.on(&words.upload(stream)?), Parts::Solved))
             })?,
+            #[cfg(feature = "cuda")]
+            halves: Arc::default(),
             host: batch,
             device: device.clone(),
         })
@@ -77,7 +84,8 @@ impl DeviceTree {
     /// A tree whose lists are on the device.
     #[cfg(feature = "cuda")]
     pub(crate) fn placed(host: TreeBatch, device: &Device, on_device: OnDevice) -> Self {
-        Self { host, device: device.clone(), on_device: Some(Arc::new(on_device)) }
+        let on_device = Some(Arc::new(on_device));
+        Self { host, device: device.clone(), on_device, halves: Arc::default() }
     }
 
     /// The trees themselves.
@@ -105,6 +113,33 @@ impl DeviceTree {
             Parts::Walked => [None, Some(whole)],
             Parts::Both(parts) => parts.each_ref().map(Some),
         })
+    }
+
+    /// The sequences whose bf16 outputs come from the fused design and those whose come from the blocked one.
+    ///
+    /// # Errors
+    /// From the driver; in a pass that is recorded, a batch of both, since a later run could not replace the lists.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn halves(&self, op: &'static str) -> Result<[Option<&TreeOnDevice>; 2]> {
+        let whole = self.on_device(op)?;
+        let stream = self.device.as_cuda_device()?.cuda_stream();
+        let blocked = crate::cuda::parts::blocked(&stream, &self.host).wrap()?;
+        match (blocked.contains(&true), blocked.contains(&false)) {
+            (false, _) => return Ok([Some(whole), None]),
+            (true, false) => return Ok([None, Some(whole)]),
+            (true, true) => {}
+        }
+        if let Some(parts) = self.halves.get() {
+            return Ok(parts.each_ref().map(Some));
+        }
+        if crate::cuda::memory::is_recording() {
+            let expected = format_args!("trees of one design for BF16 outputs in a recorded pass");
+            return arg(op, "tree").refuse(expected, format_args!("trees of both"));
+        }
+        let solved: Vec<bool> = blocked.iter().map(|blocked| !blocked).collect();
+        let part = |kept: &[bool]| whole.keeping(&stream, &self.host, kept).wrap();
+        let made = [part(&solved)?, part(&blocked)?];
+        Ok(self.halves.get_or_init(|| made).each_ref().map(Some))
     }
 
     pub(crate) fn check_devices(&self, op: &'static str, tensors: &[Named<'_>]) -> Result<()> {

@@ -59,6 +59,19 @@ pub(crate) fn layers<T>(mut all: CudaViewMut<'_, T>, len: usize) -> Vec<CudaView
     (0..count).map(layer).collect()
 }
 
+/// Pieces of a view, in ascending order.
+pub(crate) fn pieces<'a, T, const P: usize>(
+    mut all: CudaViewMut<'a, T>,
+    ranges: &[std::ops::Range<usize>; P],
+) -> [CudaViewMut<'a, T>; P] {
+    debug_assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
+    ranges.each_ref().map(|range| {
+        let view = all.slice_mut(range.clone());
+        // SAFETY: only the lifetime changes, to that of `all`, which nobody uses behind this call; the ranges do not overlap.
+        unsafe { std::mem::transmute::<CudaViewMut<'_, T>, CudaViewMut<'a, T>>(view) }
+    })
+}
+
 fn range<T: WithDType>(arg: Arg, storage: &CudaStorage, layout: &Layout) -> Result<std::ops::Range<usize>> {
     arg.contiguous(layout)?;
     arg.dtype(storage.dtype(), T::DTYPE)?;

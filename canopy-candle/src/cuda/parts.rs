@@ -63,17 +63,23 @@ fn walked(stream: &Arc<CudaStream>, batch: &TreeBatch) -> Result<Vec<bool>> {
     batch.trees().iter().map(|tree| dispatch::walks(sm, tree)).collect()
 }
 
+/// Whether each sequence's bf16 outputs come from the blocked design, by its own tree's shape.
+pub(crate) fn blocked(stream: &Arc<CudaStream>, batch: &TreeBatch) -> Result<Vec<bool>> {
+    let sm = Kernels::on(stream.context())?.sm();
+    batch.trees().iter().map(|tree| dispatch::blocks(sm, tree)).collect()
+}
+
 /// The dispatched design for the kept sequences of a batch.
 pub(crate) fn design(
     stream: &Arc<CudaStream>,
     dims: GdnDims,
     batch: &TreeBatch,
     kept: &[bool],
-    walked: bool,
+    (dtype, form): (Dtype, Form),
 ) -> Result<Design> {
     let sm = Kernels::on(stream.context())?.sm();
     let trees = batch.trees().iter().zip(kept).filter(|&(_, &kept)| kept).map(|(tree, _)| tree);
-    dispatch::design(Query::new(sm, Dtype::F32, dims, trees, if walked { Form::Walk } else { Form::Solve }))
+    dispatch::design(Query::new(sm, dtype, dims, trees, form))
 }
 
 /// The designs that verify a batch's solved and walked sequences.
@@ -84,9 +90,9 @@ pub(crate) fn designs(
 ) -> Result<[Option<Design>; 2]> {
     let walked = walked(stream, batch)?;
     let solved: Vec<bool> = walked.iter().map(|walked| !walked).collect();
-    let of = |kept: &[bool], walked| {
+    let of = |kept: &[bool], form| {
         let any = kept.contains(&true);
-        any.then(|| design(stream, dims, batch, kept, walked)).transpose()
+        any.then(|| design(stream, dims, batch, kept, (Dtype::F32, form))).transpose()
     };
-    Ok([of(&solved, false)?, of(&walked, true)?])
+    Ok([of(&solved, Form::Solve)?, of(&walked, Form::Walk)?])
 }

@@ -3,11 +3,12 @@
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DevicePaths, DeviceSequences, DeviceTree, DraftBlocks, DraftTree, GateInputs,
-    GdnDims, GdnTape, NormKind, PackedLinear, QkNormRope, Sequences, TreeBatch, TreeGdnOutput,
+    GdnDims, GdnPending, GdnTape, NormKind, PackedLinear, QkNormRope, Sequences, TreeBatch, TreeGdnOutput,
     TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate, block_attention, chain_conv_gates, gated_rms_norm,
     gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope, rms_norm, swiglu, tree_attention, tree_conv,
     tree_conv_commit, tree_conv_commit_layers, tree_conv_gates, tree_gdn_commit, tree_gdn_commit_layers,
-    tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify, tree_gdn_verify_into,
+    tree_gdn_commit_verify, tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify,
+    tree_gdn_verify_into,
 };
 
 use crate::support::on_cpu;
@@ -150,7 +151,7 @@ fn gdn_commit() {
         "tree-gdn-commit: state, expected: a contiguous tensor, got: strides [32, 16, 1, 4] for [2, 2, 4, 4]",
     );
     let other = TreeGdnOutput::zeros(4, dims(), &Device::Cpu).expect("outputs");
-    refused(run(&s, &other, &qkv, &g), "tree-gdn-commit: verified, expected: [70], got: [72]");
+    refused(run(&s, &other, &qkv, &g), "tree-gdn-commit: verified.u, expected: [3, 2, 4], got: [4, 2, 4]");
     refused(run(&s, &out, &zeros(&[3, 15]), &g), "tree-gdn-commit: qkv, expected: [3, 16], got: [3, 15]");
     refused(
         run(&s, &out, &qkv, &zeros(&[2, 2, 2])),
@@ -162,6 +163,43 @@ fn gdn_commit() {
         run(&s, &out, &qkv, &shared),
         "tree-gdn-commit: gates, expected: storage of its own, got: the destination's storage",
     );
+}
+
+#[test]
+fn gdn_commit_and_verify() {
+    let (tree, paths) = tree();
+    let (qkv, g, s) = (zeros(&[3, 16]), zeros(&[3, 2, 2]), zeros(&[2, 2, 4, 4]));
+    let verified = &tree_gdn_verify(&tree, dims(), WALK, &qkv, &g, &s).expect("fitting arguments");
+    let tape = GdnTape { verified, qkv: &qkv, gates: &g };
+    let run = |state: &Tensor, tape: GdnTape<'_>, [qkv, gates]: [&Tensor; 2], dtype: DType| {
+        let pending = GdnPending { paths: &paths, tape };
+        tree_gdn_commit_verify(state, pending, &tree, dims(), WALK, [qkv, gates], dtype)
+    };
+    let op = "tree-gdn-commit-verify: ";
+    let both = [&qkv, &g];
+    refused(
+        run(&zeros(&[1, 2, 4, 4]), tape, both, DType::F32),
+        &format!("{op}slots, expected: below the pool's 1 slots, got: 1"),
+    );
+    refused(run(&s, tape, both, DType::U32), &format!("{op}out, expected: F32, BF16 or F16, got: U32"));
+    refused(
+        run(&s, tape, [&zeros(&[4, 16]), &g], DType::F32),
+        &format!("{op}qkv, expected: [3, 16], got: [4, 16]"),
+    );
+    let other = GdnTape { gates: &zeros(&[4, 2, 2]), ..tape };
+    refused(run(&s, other, both, DType::F32), &format!("{op}gates, expected: [3, 2, 2], got: [4, 2, 2]"));
+    let within = s.flatten_all().and_then(|t| t.narrow(0, 0, 12)).and_then(|t| t.reshape((3, 2, 2)));
+    refused(
+        run(&s, tape, [&qkv, &within.expect("12")], DType::F32),
+        &format!("{op}gates, expected: storage of its own, got: the destination's storage"),
+    );
+    let batch = TreeBatch::single(DraftTree::chain(3).expect("a chain"), 0);
+    let run = |tree: DeviceTree| {
+        let pending = GdnPending { paths: &paths, tape };
+        tree_gdn_commit_verify(&s, pending, &tree, dims(), WALK, both, DType::F32)
+    };
+    refused(run(on_cpu(batch)), &format!("{op}paths, expected: the batch's slots [0], got: slots [1]"));
+    run(tree.clone()).expect("fitting arguments");
 }
 
 #[test]

@@ -189,6 +189,24 @@ impl TreeOnDevice {
         Ok(layout.on(&words.upload(stream)?))
     }
 
+    /// [`Self::part`] of a batch whose lists are on the device: its plans serve, only the slots are copied.
+    ///
+    /// # Errors
+    /// As [`Self::part`].
+    pub fn keeping(&self, stream: &Arc<CudaStream>, batch: &TreeBatch, kept: &[bool]) -> Result<Self> {
+        expect_len("draft trees", "kept", &[batch.sequences()], kept.len())?;
+        let slot = |(&slot, &kept): (&i32, &bool)| if kept { slot } else { -2 };
+        let own = batch.trees().iter().zip(kept).filter(|&(_, &kept)| kept);
+        let mut words = Words::default();
+        let slots = words.push(batch.slots().iter().zip(kept).map(slot), batch.sequences());
+        Ok(Self {
+            slots: DeviceList::new(&words.upload(stream)?, slots),
+            kept: kept.to_vec(),
+            most_nodes: own.map(|(tree, _)| tree.len()).max().unwrap_or(0),
+            ..self.clone()
+        })
+    }
+
     /// [`Self::new`] under a schedule of the caller's choice.
     pub fn with_schedule(
         stream: &Arc<CudaStream>,

@@ -190,6 +190,11 @@ pub fn shared_bytes<Out: Tier>(tree: &TreeOnDevice, columns: usize) -> Option<us
     block::<Out>(tree.needs(), columns, false).map(|block| block.shared)
 }
 
+/// The same of one block that commits too.
+pub fn commit_shared_bytes<Out: Tier>(tree: &TreeOnDevice, columns: usize) -> Option<usize> {
+    block::<Out>(tree.needs(), columns, true).map(|block| block.shared)
+}
+
 /// Verifies every tree of `batch` in one launch with blocks of `columns` value columns (32, 64 or 128). Reads the pool only.
 ///
 /// # Errors

@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Result, Tensor};
 use canopy_candle::{
-    GdnDims, GdnTape, Solve, TreeGdnOutput, Variant, tree_gdn_commit, tree_gdn_commit_layers,
-    tree_gdn_verify, tree_gdn_verify_into,
+    AcceptedPaths, DevicePaths, DraftTree, GdnDims, GdnPending, GdnTape, Solve, TreeBatch, TreeGdnOutput,
+    Variant, tree_gdn_commit, tree_gdn_commit_layers, tree_gdn_commit_verify, tree_gdn_verify,
+    tree_gdn_verify_into, tree_gdn_verify_to,
 };
 use canopy_kernels::tree_gdn::oracle::{self, OracleInput};
 
@@ -158,6 +159,62 @@ fn the_planes_are_views_of_one_allocation_at_multiples_of_32() -> Result<()> {
         let start = plane.layout().start_offset();
         assert_eq!(start % 32, 0);
         assert_eq!(packed[start..start + plane.elem_count()], f32s(plane)[..]);
+    }
+    Ok(())
+}
+
+#[test]
+fn outputs_in_another_dtype_are_the_f32_ones_rounded_and_leave_the_same_tape() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let (tree, paths) = (on_cpu(batch()), paths(&batch()));
+    for (variant, dtype) in
+        VARIANTS.into_iter().flat_map(|v| [DType::BF16, DType::F16].map(|dtype| (v, dtype)))
+    {
+        let wide = tree_gdn_verify(&tree, dims, variant, &qkv, &gates, &state)?;
+        let out = tree_gdn_verify_to(&tree, dims, variant, &qkv, &gates, &state, dtype)?;
+        assert_eq!((out.o.dtype(), out.o.dims()), (dtype, wide.o.dims()));
+        assert_eq!(bits(&out.o), bits(&wide.o.to_dtype(dtype)?));
+        assert_eq!((bits(&out.u), bits(&out.g_cum)), (bits(&wide.u), bits(&wide.g_cum)));
+        let (rounded, expected) = (state.copy()?, state.copy()?);
+        tree_gdn_commit(&rounded, &paths, dims, variant, &out, &qkv, &gates)?;
+        tree_gdn_commit(&expected, &paths, dims, variant, &wide, &qkv, &gates)?;
+        assert_eq!(bits(&rounded), bits(&expected));
+    }
+    Ok(())
+}
+
+/// Both rounds in every layout, with a path that is empty and a slot that is padding.
+#[test]
+fn commit_and_verify_in_one_have_the_bits_of_both() -> Result<()> {
+    let Scene { dims, qkv, gates, state } = scene();
+    let (last, mut rng) = (on_cpu(batch()), Rng(7));
+    let trees = vec![DraftTree::chain(1), DraftTree::new(vec![-1, 0]), DraftTree::new(vec![-1, 0, 0, 2])];
+    let trees = trees.into_iter().collect::<std::result::Result<_, _>>().expect("three trees");
+    let tree = on_cpu(TreeBatch::new(trees, batch().slots().to_vec()).expect("three slots"));
+    let next = (rng.tensor(&[7, dims.qkv_width()]), rng.gates(7, 4));
+    for (variant, accepted) in
+        [(VARIANTS[0], vec![0, 1, 4, 6]), (VARIANTS[1], vec![0, 2]), (VARIANTS[1], vec![])]
+    {
+        let paths = AcceptedPaths::new(&batch(), &[accepted, vec![0], vec![0, 1]]).expect("three paths");
+        let paths = DevicePaths::new(paths, state.device())?;
+        let verified = tree_gdn_verify(&last, dims, variant, &qkv, &gates, &state)?;
+        for dtype in [DType::F32, DType::BF16] {
+            let expected = state.copy()?;
+            tree_gdn_commit(&expected, &paths, dims, variant, &verified, &qkv, &gates)?;
+            let want = tree_gdn_verify_to(&tree, dims, variant, &next.0, &next.1, &expected, dtype)?;
+            for ((how, last_qkv), (_, qkv)) in layouts(&qkv)?.into_iter().zip(layouts(&next.0)?) {
+                let pool = inside_nan(&state, 0)?;
+                let tape = GdnTape { verified: &verified, qkv: &last_qkv, gates: &gates };
+                let pending = GdnPending { paths: &paths, tape };
+                let got =
+                    tree_gdn_commit_verify(&pool, pending, &tree, dims, variant, [&qkv, &next.1], dtype)?;
+                assert_eq!(bits(&pool), bits(&expected), "{variant:?}, {how}");
+                assert_eq!(got.o.dtype(), dtype);
+                for (got, want) in [(&got.o, &want.o), (&got.u, &want.u), (&got.g_cum, &want.g_cum)] {
+                    assert_eq!(bits(got), bits(want), "{variant:?}, {how}");
+                }
+            }
+        }
     }
     Ok(())
 }
