@@ -9,7 +9,7 @@ use crate::tokenizer::{Detokenizer, Tokenizer};
 pub trait TextDecoder: Send {
     /// The characters that `token` completes; empty while one is open.
     fn push(&mut self, token: u32) -> String;
-    /// What is left open.
+    /// Ends the text and gives what is left of it; an open character is dropped.
     fn finish(&mut self) -> String;
 }
 
