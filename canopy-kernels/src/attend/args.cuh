@@ -17,8 +17,9 @@ struct AttendArgs {
     uint32_t tiles;       // ring_sm90a.cu: tiles of 128 rows in the call; 0: attend.cu
     uint32_t height;      // ring_sm90a.cu: rows of a CTA, 64 or 128; 0: as many as the keys ask for
     uint32_t wide;        // out is f32, not bf16
+    uint32_t packed;      // ring_sm90a.cu: 16 bytes of out may be stored at a time
 };
-static_assert(sizeof(AttendArgs) == 44, "launch.rs AttendArgs");
+static_assert(sizeof(AttendArgs) == 48, "launch.rs AttendArgs");
 
 namespace canopy {
 
@@ -50,13 +51,13 @@ struct Walk {
     int per, splits;    // tiles of a split, number of splits
     int all;            // ring_sm90a.cu: tiles with those of the paths, which its splits share equally
     int chunk;          // splits of a part: 1 or kFold; 0: attend.cu
-    bool tree, fits, tall;
+    bool tree, fits, tall, packed;
 
     // Parts to merge: the splits and then the paths; or the splits, whose last has the paths, or sums of `chunk` of them.
     __device__ __forceinline__ int parts() const { return chunk > 1 ? (splits + kFold - 1) / kFold : splits + (tree && !chunk ? 1 : 0); }
 
     // One part has all the keys: ring_sm90a.cu gives the outputs itself, and merge.cu looks at those in doubt alone.
-    __device__ __forceinline__ bool direct() const { return chunk && parts() == 1; }
+    __device__ __forceinline__ bool direct() const { return packed && chunk && parts() == 1; }
 
     // The first tile of a split of ring_sm90a.cu.
     __device__ __forceinline__ int edge(int split) const { return times_in(split * all, anew(splits)); }
@@ -131,6 +132,7 @@ __device__ __forceinline__ Walk walk_of(const AttendArgs& a, int b, const int* l
     w.all = w.tiles + (w.tree ? (w.rows + keys - 1) / keys : 0);
     w.chunk = 0;
     w.tall = false;
+    w.packed = a.packed;
     if (a.tiles) {
         const int pairs = w.rows * times_in(a.q_heads, a.kv_heads);
         const auto most = [&](int height) {

@@ -18,6 +18,7 @@ struct Ring {
     static constexpr int kFoldAt = kQ + kStages * kTile, kTable = kFoldAt + kFoldBytes, kBarriers = kTable + 16 * kRows;
     static constexpr int kBytes = kBarriers + 16 * kStages + 32;
     static_assert(kBytes <= 232448, "launch.rs");
+    static_assert(kWorkers / 2 * (D + 8) * 4 <= kStages * kTile, "rows laid out in the ring");
 };
 
 // Where 16-byte chunk `chunk` of a row lies in a tile of ROWS rows.

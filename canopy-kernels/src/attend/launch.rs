@@ -35,6 +35,7 @@ pub(super) struct AttendArgs {
     pub tiles: u32,
     pub height: u32,
     wide: u32,
+    packed: u32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for AttendArgs {}
@@ -180,6 +181,7 @@ pub(crate) fn launch<Out: Output>(
         tiles: if tile.rings() { ring::tiles(dims, streams.counts) as u32 } else { 0 },
         height: tile.rows().unwrap_or(0) as u32,
         wide: (size_of::<Out>() == 4).into(),
+        packed: out.device_ptr(stream).0.is_multiple_of(16).into(),
     };
     let parts = streams.parts(dims);
     let heads = rows * dims.q_heads;

@@ -21,6 +21,9 @@ struct Leaving {
     void* out;
 };
 
+__device__ __forceinline__ void put(float* to, float4 x) { *reinterpret_cast<float4*>(to) = x; }
+__device__ __forceinline__ void put(__nv_bfloat16* to, float4 x) { *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w)); }
+
 template <int D>
 struct Rows {
     using S = Ring<D>;
@@ -130,48 +133,72 @@ struct Rows {
         }
     }
 
+    // The sums of a warp's 16 rows, row by row in shared memory, where its lanes take a row side by side: few instructions, which a CTA
+    // fetches when it comes to them, and whole lines in memory.
+    static constexpr int kRowFloats = D + 8;  // rows begin eight banks apart
+
+    __device__ __forceinline__ void lay_out(float* to, const Level (&sums)[2]) const {
+        const int lane = anew(threadIdx.x) % 32;
+        float* const at = to + lane / 4 * kRowFloats + lane % 4 * 2;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int t = 0; t < D / 8; ++t) *reinterpret_cast<float2*>(at + h * 8 * kRowFloats + 8 * t) = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
+            if (lane % 4 == 0) *reinterpret_cast<float2*>(at + h * 8 * kRowFloats + D) = make_float2(sums[h].top, sums[h].sum);
+        }
+        __syncwarp();
+    }
+
     // A row's outputs where one part has all its keys, in the steps of merge.cu, which looks again where the weights' sum has a sign.
     template <typename Out>
-    __device__ __forceinline__ void give(int h, int index, const Level& sums, size_t heads, Out* out, float2* part_ml) {
-        const int lane = anew(threadIdx.x) % 32;
+    __device__ __forceinline__ static void give(const Leaving& to, int index, const float* from, Level sums, Out* out) {
+        const int lane = anew(threadIdx.x) % 32, heads = to.a.rows * to.a.q_heads;
         const float times = sums.top == -INFINITY ? 0.f : 1.f, whole = __fmul_rn(fabsf(sums.sum), times), sum = planted_ulp(whole);
         const float inverse = inverse_of(sum);
         float finite = 0.f;
+        float4 x[D / 128];
 #pragma unroll
-        for (int t = 0; t < D / 8; ++t)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                float& x = o[4 * t + 2 * h + c];
-                x = share_of(fmaf(x, times, 0.f), sum, inverse);
-                finite = fmaf(x, 0.f, finite);
+        for (int n = 0; n < D / 128; ++n) {
+            x[n] = reinterpret_cast<const float4*>(from)[lane + 32 * n];
+            for (float* y : {&x[n].x, &x[n].y, &x[n].z, &x[n].w}) {
+                *y = share_of(fmaf(*y, times, 0.f), sum, inverse);
+                finite = fmaf(*y, 0.f, finite);
             }
-        const bool doubtful = quad_sum(finite) != 0.f || signbit(sums.sum);
-        if (index < 0 || (CANOPY_FAULT(gap) && index + 1 == heads)) return;
-        if (lane % 4 == 0) part_ml[index] = make_float2(sums.top, doubtful ? -whole : whole);
-        if (CANOPY_FAULT(overrun) && index + 1 == heads) store(out + heads * D, 0.f);
-        Out* const to = out + (size_t)index * D + lane % 4 * 2;
-        if ((size_t)out % (2 * sizeof(Out)) == 0) {
+        }
+        const bool doubtful = __any_sync(kFull, finite != 0.f) || signbit(sums.sum);
+        if (CANOPY_FAULT(gap) && index + 1 == heads) return;
+        if (lane == 0) to.part_ml[index] = make_float2(sums.top, doubtful ? -whole : whole);
+        if (CANOPY_FAULT(overrun) && index + 1 == heads) store(out + (size_t)heads * D, 0.f);
 #pragma unroll
-            for (int t = 0; t < D / 8; ++t) store2(to + 8 * t, o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
-        } else {
+        for (int n = 0; n < D / 128; ++n) put(out + (size_t)index * D + 4 * lane + 128 * n, x[n]);
+    }
+
+    // The rows that `lay_out` put down, to the outputs or to their part.
+    __device__ __forceinline__ static void deliver(const Leaving& to, const Row* rows, const float* from) {
+        const int lane = anew(threadIdx.x) % 32;
+#pragma unroll 1
+        for (int r = 0; r < 16; ++r, from += kRowFloats) {
+            const int index = rows[r].place;
+            if (index < 0) continue;
+            const float2 sums = *reinterpret_cast<const float2*>(from + D);
+            if (!to.direct) {
+                const size_t place = to.part + index;
+                if (lane == 0) to.part_ml[place] = sums;
 #pragma unroll
-            for (int t = 0; t < D / 8; ++t)
-#pragma unroll
-                for (int c = 0; c < 2; ++c) store(to + 8 * t + c, o[4 * t + 2 * h + c]);
+                for (int n = 0; n < D / 128; ++n)
+                    reinterpret_cast<float4*>(to.part_o + place * D)[lane + 32 * n] = reinterpret_cast<const float4*>(from)[lane + 32 * n];
+            } else if (to.a.wide) {
+                give(to, index, from, Level{sums.x, sums.y}, static_cast<float*>(to.out));
+            } else {
+                give(to, index, from, Level{sums.x, sums.y}, static_cast<__nv_bfloat16*>(to.out));
+            }
         }
     }
 
-    __device__ __forceinline__ void give(const AttendArgs& a, int h, int index, const Level& sums, void* out, float2* part_ml) {
-        const size_t heads = (size_t)a.rows * a.q_heads;
-        if (a.wide)
-            give(h, index, sums, heads, static_cast<float*>(out), part_ml);
-        else
-            give(h, index, sums, heads, static_cast<__nv_bfloat16*>(out), part_ml);
-    }
-
-    // Adds the sums of a split to those of the fold's splits before it, which lie in shared memory at `fold`; the last one's go to memory.
+    // Adds the sums of a split to those of the fold's splits before it, which lie in shared memory at `fold`; the last one's go to memory, or
+    // are to be laid out.
     template <bool Ends>
-    __device__ __forceinline__ void hold(const Leaving& to, const Row* own, int nth, uint32_t marks, Level (&so_far)[2], float2* fold) {
+    __device__ __forceinline__ bool hold(const Leaving& to, const Row* own, int nth, uint32_t marks, Level (&so_far)[2], float2* fold) {
         const int lane = anew(threadIdx.x) % 32;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -199,27 +226,30 @@ struct Rows {
                 continue;
             }
             const int index = own[8 * h].place;
-            if (Ends && to.direct) {
-                give(to.a, h, index, so_far[h], to.out, to.part_ml);
-                continue;
-            }
-            if (index < 0) continue;
+            if (Ends || index < 0) continue;
             const size_t place = to.part + index;
             if (lane % 4 == 0) to.part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
             float2* const out = reinterpret_cast<float2*>(to.part_o + place * D) + lane % 4;
 #pragma unroll
             for (int t = 0; t < D / 8; ++t) out[4 * t] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
         }
+        return Ends && to.last;
     }
 
-    // Adds the sums of split `nth` of a part to those of the splits before it, which lie in memory where this thread put them.
+    // Adds the sums of split `nth` of a part to those of the splits before it, which lie in memory where this thread put them; or they are to be
+    // laid out.
     template <bool Ends>
-    __device__ __forceinline__ void leave(const Leaving& to, const Row* own, int nth, uint32_t marks, Level (&so_far)[2]) {
+    __device__ __forceinline__ bool leave(const Leaving& to, const Row* own, int nth, uint32_t marks, Level (&so_far)[2]) {
         const int lane = anew(threadIdx.x) % 32;
+        const bool laid_out = Ends && to.last && (nth == 0 || to.direct);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float whole = quad_sum(sum[h]);
             const Level mine = {top[h], marks >> h & 1 ? -whole : whole};
+            if (Ends && nth == 0 && to.last) {
+                so_far[h] = mine;
+                continue;
+            }
             float down = 1.f, up = 1.f;
             // where there are no sums yet, or no new ones, these are zeros
             const bool level = nth == 0 || so_far[h].top == mine.top || so_far[h].top == -INFINITY || mine.top == -INFINITY;
@@ -229,15 +259,14 @@ struct Rows {
             else
                 take_in(so_far[h], mine, down, up);
             const int index = own[8 * h].place;
-            if (Ends && to.direct && to.last) {
-                if (nth > 0 && index >= 0) take<8>(h, reinterpret_cast<float2*>(to.part_o + (to.part + index) * D) + lane % 4, down, up);
-                give(to.a, h, index, so_far[h], to.out, to.part_ml);
-                continue;
-            }
             if (index < 0) continue;
             const size_t place = to.part + index;
-            if (lane % 4 == 0) to.part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
             float2* const out = reinterpret_cast<float2*>(to.part_o + place * D) + lane % 4;
+            if (laid_out) {
+                take<8>(h, out, down, up);
+                continue;
+            }
+            if (lane % 4 == 0) to.part_ml[place] = make_float2(so_far[h].top, so_far[h].sum);
             if (nth == 0) {
 #pragma unroll
                 for (int t = 0; t < D / 8; ++t) out[4 * t] = make_float2(o[4 * t + 2 * h], o[4 * t + 2 * h + 1]);
@@ -259,6 +288,7 @@ struct Rows {
                 }
             }
         }
+        return laid_out;
     }
 
     // Takes a row's sums so far from memory, `Ahead` loads at a time.

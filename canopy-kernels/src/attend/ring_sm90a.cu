@@ -5,6 +5,8 @@
 // the products of the next tile's scores and of this tile's outputs run while the next weights are made. A CTA's splits follow one another
 // in one walk over its tiles: where a split ends, its sums leave while the products of the next one's first scores run. Nothing but the ring
 // couples the warpgroups. Where the keys are few, a CTA has 64 rows and its second warpgroup ends at once: a tile's rows are not in its bits.
+// At the end of a walk the sums are laid out in the ring, which is free then, and leave it row by row in a short loop: a CTA runs its code once,
+// and to fetch unrolled code takes longer than what it does.
 // Where one part has all of a row's keys, its outputs are given here; else merge.cu adds the parts.
 #include <type_traits>
 
@@ -121,14 +123,21 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
         if (part.paths || part.key < common_from || part.key + S::kKeys > common_to) rows.hide(own, mask, part);
         rows.weigh(a.scale, down);
     };
-    const auto leave = [&](auto ends, int split, uint32_t marks) {
+    const auto leave = [&](auto ends, int split, uint32_t marks) {  // `ends`: nobody reads the ring any more
         const int part = w.chunk > 1 ? split / kFold : split, nth = w.chunk > 1 ? split % kFold : 0;
         const bool last = w.chunk == 1 || nth == kFold - 1 || split + 1 == w.splits;
         const Leaving to = {a, (size_t)part * a.rows * a.q_heads, w.direct(), last, part_o, part_ml, out};
+        bool laid_out;
         if constexpr (S::kHolds)
-            rows.template hold<ends.value>(to, own, nth, marks, so_far, reinterpret_cast<float2*>(shared + S::kFoldAt) + anew(tid));
+            laid_out = rows.template hold<ends.value>(to, own, nth, marks, so_far, reinterpret_cast<float2*>(shared + S::kFoldAt) + anew(tid));
         else
-            rows.template leave<ends.value>(to, own, nth, marks, so_far);
+            laid_out = rows.template leave<ends.value>(to, own, nth, marks, so_far);
+        if constexpr (ends.value) {
+            if (!laid_out) return;
+            float* const place = reinterpret_cast<float*>(ring) + warp * 16 * Rows<D>::kRowFloats;
+            rows.lay_out(place, so_far);
+            Rows<D>::deliver(to, table + 16 * warp, place);
+        }
     };
     bool broken = false;
     int split = job.first, end = w.edge(split + 1);
@@ -181,11 +190,12 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     products_done<0>();
     rows.settle_all();
     broken |= rows.broken();
-    leave(std::true_type{}, split, 0);
-
     if (broken) *flag = 1;
     crew_meets(workers);  // nobody reads the ring any more
-    if (!*flag || CANOPY_FAULT(leak)) return;
+    if (!*flag || CANOPY_FAULT(leak)) {
+        leave(std::true_type{}, split, 0);
+        return;
+    }
     // once more, values that are not finite left out and remembered; the job is read anew so that it need not be kept for this
     const Job again = job_of<D>(a, blockIdx.z, anew(blockIdx.x), gridDim.x, lens, slots, cu_nodes);
 #pragma unroll 1
@@ -230,6 +240,7 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
             crew_meets(workers);
         }
         leave(std::true_type{}, split, marks);
+        crew_meets(workers);
     }
 }
 
