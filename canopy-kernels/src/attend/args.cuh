@@ -18,8 +18,9 @@ struct AttendArgs {
     uint32_t height;      // ring_sm90a.cu: rows of a CTA, 64 or 128; 0: as many as the keys ask for
     uint32_t wide;        // out is f32, not bf16
     uint32_t packed;      // ring_sm90a.cu: 16 bytes of out may be stored at a time
+    uint32_t alone;       // the call has one stream
 };
-static_assert(sizeof(AttendArgs) == 48, "launch.rs AttendArgs");
+static_assert(sizeof(AttendArgs) == 52, "launch.rs AttendArgs");
 
 namespace canopy {
 

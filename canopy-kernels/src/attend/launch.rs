@@ -36,6 +36,7 @@ pub(super) struct AttendArgs {
     pub height: u32,
     wide: u32,
     packed: u32,
+    alone: u32,
 }
 // SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
 unsafe impl DeviceRepr for AttendArgs {}
@@ -182,6 +183,7 @@ pub(crate) fn launch<Out: Output>(
         height: tile.rows().unwrap_or(0) as u32,
         wide: (size_of::<Out>() == 4).into(),
         packed: out.device_ptr(stream).0.is_multiple_of(16).into(),
+        alone: (streams.counts.len() == 1).into(),
     };
     let parts = streams.parts(dims);
     let heads = rows * dims.q_heads;

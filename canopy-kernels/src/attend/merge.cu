@@ -284,7 +284,8 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
     using M = Merge<D, Out, Ahead>;
     __shared__ Exact<D> x;
     const int places = gridDim.x / a.rows, row = blockIdx.x / places, place = blockIdx.x - row * places;
-    const Walk w = walk_of<D>(a, a.block_size ? row / (int)a.block_size : sequence[row], lens, slots, cu_nodes);
+    const int stream = a.alone ? 0 : a.block_size ? row / (int)a.block_size : sequence[row];
+    const Walk w = walk_of<D>(a, stream, lens, slots, cu_nodes);
     const M merge{a, part_o, part_ml, out, w, row};
     const int turns = ((int)a.q_heads + M::kHeads * places - 1) / (M::kHeads * places), parts = w.slot >= 0 && w.fits ? w.parts() : 0;
     const int first = place * turns * M::kHeads, last = min(first + turns * M::kHeads, (int)a.q_heads);
