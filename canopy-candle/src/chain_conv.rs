@@ -1,24 +1,10 @@
 //! tree_conv over long chains, as ops.
 
-use candle_core::backend::BackendStorage;
-#[cfg(feature = "cuda")]
-use candle_core::cuda_backend::CudaDType;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
-#[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, WithDType};
-#[cfg(feature = "cuda")]
-use canopy_kernels::tree_conv::launch::{self, Element};
-use canopy_kernels::{ConvDims, tree_conv as kernel};
+use candle_core::{DType, Result, Tensor};
 
 use crate::DeviceSequences;
-use crate::check::arg;
-use crate::conv::check_pool;
+use crate::conv_commit::{self, Along};
 use crate::conv_forward::{self, Over};
-#[cfg(feature = "cuda")]
-use crate::cuda;
-use crate::slices::{Carried, expect_distinct, pool_mut, row_major};
-use crate::tree::check_devices;
-use crate::wrap::WrapKernelErr;
 
 pub(crate) const FORWARD: &str = "chain-conv";
 const ADVANCE: &str = "chain-conv-advance";
@@ -58,72 +44,11 @@ pub fn chain_conv(
 
 /// Keeps the last three raw rows of (conv state, chain), in place in the pool; slots that no chain names keep every bit.
 ///
-/// `conv_state` the contiguous pool `[slots, 3, C]`, f32, on CUDA f32 or bf16; `x` `[N, C]` [`chain_conv`]'s raw rows, on CUDA of the
-/// pool's dtype.
+/// `conv_state` the contiguous pool `[slots, 3, C]`, f32, bf16 or f16; `x` `[N, C]` [`chain_conv`]'s raw rows, on CUDA of the pool's dtype,
+/// which is f32 or bf16.
 ///
 /// # Errors
 /// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or an `x` that shares the pool's storage.
 pub fn chain_conv_advance(conv_state: &Tensor, sequences: &DeviceSequences, x: &Tensor) -> Result<()> {
-    check_devices(ADVANCE, sequences.device(), &[("conv_state", conv_state), ("x", x)])?;
-    expect_distinct(arg(ADVANCE, "x"), x, conv_state)?;
-    let x = row_major(x)?;
-    conv_state.inplace_op1(&Advance { sequences, x: Carried::new(&x) })
-}
-
-struct Advance<'a> {
-    sequences: &'a DeviceSequences,
-    x: Carried<'a>,
-}
-
-impl Advance<'_> {
-    /// Both devices' checks of shapes, dtypes and slots.
-    fn check(&self, state: (DType, &Layout)) -> Result<ConvDims> {
-        let (x, sequences) = (&self.x, self.sequences.host());
-        let channels = x.layout().dims().last().copied().unwrap_or(0);
-        arg(ADVANCE, "x").float(x.dtype())?;
-        arg(ADVANCE, "x").shape(x.layout(), &[sequences.rows(), channels])?;
-        let slots = check_pool(ADVANCE, state, channels)?;
-        sequences.check_slots(ADVANCE, slots).wrap()?;
-        ConvDims::new(channels).wrap()
-    }
-}
-
-impl InplaceOp1 for Advance<'_> {
-    fn name(&self) -> &'static str {
-        ADVANCE
-    }
-
-    fn cpu_fwd(&self, state: &mut CpuStorage, state_l: &Layout) -> Result<()> {
-        let dims = self.check((state.dtype(), state_l))?;
-        let x = self.x.values(arg(ADVANCE, "x"))?;
-        let state = pool_mut(arg(ADVANCE, "conv_state"), state, state_l)?;
-        kernel::cpu::advance_chains(dims, self.sequences.host(), &x, state).wrap()
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, state: &mut CudaStorage, state_l: &Layout) -> Result<()> {
-        let dims = self.check((state.dtype(), state_l))?;
-        match state.dtype() {
-            DType::F32 => self.launch::<f32>(dims, (state, state_l)),
-            DType::BF16 => self.launch::<half::bf16>(dims, (state, state_l)),
-            other => arg(ADVANCE, "conv_state").no_kernel(other),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Advance<'_> {
-    /// The launch for one dtype, which rows and pool have.
-    fn launch<T: Element + CudaDType + WithDType>(
-        &self,
-        dims: ConvDims,
-        state: (&mut CudaStorage, &Layout),
-    ) -> Result<()> {
-        let stream = state.0.device().cuda_stream();
-        let mut pool = cuda::view_mut::<T>(arg(ADVANCE, "conv_state"), state.0, state.1)?;
-        let x = arg(ADVANCE, "x");
-        let x = cuda::view::<T>(x, self.x.cuda(x)?, self.x.layout())?;
-        let (host, chains) = (self.sequences.host(), self.sequences.chains(ADVANCE)?);
-        launch::advance_chains(&stream, dims, host, chains, x, &mut pool).wrap()
-    }
+    conv_commit::layer(ADVANCE, Along::Chains(sequences), conv_state, x)
 }

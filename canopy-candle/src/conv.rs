@@ -1,21 +1,11 @@
 //! tree_conv as ops.
 
-use candle_core::backend::BackendStorage;
-#[cfg(feature = "cuda")]
-use candle_core::cuda_backend::CudaDType;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
-#[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, WithDType};
-#[cfg(feature = "cuda")]
-use canopy_kernels::tree_conv::launch::{self, Element};
-use canopy_kernels::{ConvDims, tree_conv as kernel};
+use candle_core::{DType, Layout, Result, Tensor};
+use canopy_kernels::ConvDims;
 
 use crate::check::arg;
+use crate::conv_commit::{self, Along};
 use crate::conv_forward::{self, Over};
-#[cfg(feature = "cuda")]
-use crate::cuda;
-use crate::slices::{Carried, expect_distinct, pool_mut, row_major, values, write_back};
-use crate::wrap::WrapKernelErr;
 use crate::{DevicePaths, DeviceTree};
 
 pub(crate) const VERIFY: &str = "tree-conv-verify";
@@ -109,9 +99,7 @@ pub(crate) fn check_pool(
 /// A shape, dtype, device or layout that differs from the above, a slot outside the pool, or an `x` that shares
 /// the pool's storage.
 pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) -> Result<()> {
-    let channels = x.dims().last().copied().unwrap_or(0);
-    check_pool(COMMIT, (conv_state.dtype(), conv_state.layout()), channels)?;
-    tree_conv_commit_layers(&conv_state.unsqueeze(0)?, paths, &[x])
+    conv_commit::layer(COMMIT, Along::Paths(paths), conv_state, x)
 }
 
 /// [`tree_conv_commit`] for the layers of a model, which lie one after another in `conv_states` `[layers, slots, 3, C]`; on CUDA one launch for
@@ -134,99 +122,5 @@ pub fn tree_conv_commit(conv_state: &Tensor, paths: &DevicePaths, x: &Tensor) ->
 /// # Errors
 /// As [`tree_conv_commit`], and another number of `xs` than layers.
 pub fn tree_conv_commit_layers(conv_states: &Tensor, paths: &DevicePaths, xs: &[&Tensor]) -> Result<()> {
-    paths.check_devices(COMMIT, &[("conv_state", conv_states)])?;
-    let mut rows = Vec::with_capacity(xs.len());
-    for x in xs {
-        paths.check_devices(COMMIT, &[("x", x)])?;
-        expect_distinct(arg(COMMIT, "x"), x, conv_states)?;
-        rows.push(row_major(x)?);
-    }
-    conv_states.inplace_op1(&TreeConvCommit { paths, xs: rows.iter().map(Carried::new).collect() })
-}
-
-struct TreeConvCommit<'a> {
-    paths: &'a DevicePaths,
-    /// Raw rows of every layer.
-    xs: Vec<Carried<'a>>,
-}
-
-impl TreeConvCommit<'_> {
-    /// Both devices' checks of shapes, dtypes and slots.
-    fn check(&self, (dtype, layout): (DType, &Layout)) -> Result<ConvDims> {
-        let pool = arg(COMMIT, "conv_state");
-        let &[layers, slots, _, channels] = layout.dims() else {
-            let got = layout.dims();
-            return pool.refuse(format_args!("[layers, slots, 3, C]"), format_args!("{got:?}"));
-        };
-        pool.float(dtype)?;
-        pool.contiguous(layout)?;
-        pool.shape(layout, &[layers, slots, ConvDims::STATE_ROWS, channels])?;
-        arg(COMMIT, "xs").count(self.xs.len(), layers)?;
-        for x in &self.xs {
-            arg(COMMIT, "x").float(x.dtype())?;
-            arg(COMMIT, "x").shape(x.layout(), &[self.paths.batch_rows(), channels])?;
-        }
-        self.paths.check_slots(COMMIT, slots)?;
-        ConvDims::new(channels).wrap()
-    }
-}
-
-impl InplaceOp1 for TreeConvCommit<'_> {
-    fn name(&self) -> &'static str {
-        COMMIT
-    }
-
-    fn cpu_fwd(&self, state: &mut CpuStorage, state_l: &Layout) -> Result<()> {
-        let dims = self.check((state.dtype(), state_l))?;
-        let (paths, pool) = (self.paths.host(), arg(COMMIT, "conv_state"));
-        let layer_len = state_l.shape().elem_count() / self.xs.len().max(1);
-        let xs = self.xs.iter().map(|x| x.values(arg(COMMIT, "x"))).enumerate();
-        if let CpuStorage::F32(_) = state {
-            let states = pool_mut(pool, state, state_l)?;
-            for (layer, x) in xs {
-                let state = &mut states[layer * layer_len..(layer + 1) * layer_len];
-                kernel::cpu::commit(dims, paths, &x?, state).wrap()?;
-            }
-            return Ok(());
-        }
-        let mut wide = values(pool, state, state_l)?.into_owned();
-        for (layer, x) in xs {
-            let first = layer * layer_len;
-            let wide = &mut wide[first..first + layer_len];
-            kernel::cpu::commit(dims, paths, &x?, wide).wrap()?;
-            for (_, slot, _) in paths.iter() {
-                let rows = slot * dims.state_len()..(slot + 1) * dims.state_len();
-                write_back(state, state_l.start_offset() + first + rows.start, &wide[rows])
-            }
-        }
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, state: &mut CudaStorage, state_l: &Layout) -> Result<()> {
-        let dims = self.check((state.dtype(), state_l))?;
-        match state.dtype() {
-            DType::F32 => self.launch::<f32>(dims, (state, state_l)),
-            DType::BF16 => self.launch::<half::bf16>(dims, (state, state_l)),
-            other => arg(COMMIT, "conv_state").no_kernel(other),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl TreeConvCommit<'_> {
-    /// The launch for one dtype, which rows and pools have.
-    fn launch<T: Element + CudaDType + WithDType>(
-        &self,
-        dims: ConvDims,
-        state: (&mut CudaStorage, &Layout),
-    ) -> Result<()> {
-        let stream = state.0.device().cuda_stream();
-        let mut pools = cuda::view_mut::<T>(arg(COMMIT, "conv_state"), state.0, state.1)?;
-        let x = arg(COMMIT, "x");
-        let xs = self.xs.iter().map(|rows| cuda::view::<T>(x, rows.cuda(x)?, rows.layout()));
-        let xs = xs.collect::<Result<Vec<_>>>()?;
-        let on_device = self.paths.on_device(COMMIT)?;
-        launch::commit(&stream, dims, self.paths.host(), on_device, &xs, &mut pools).wrap()
-    }
+    conv_commit::layers(COMMIT, Along::Paths(paths), conv_states, xs)
 }

@@ -6,6 +6,7 @@ mod attention;
 mod chain_conv;
 mod check;
 mod conv;
+mod conv_commit;
 mod conv_forward;
 mod conv_gates;
 #[cfg(feature = "cuda")]

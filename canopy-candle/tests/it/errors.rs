@@ -4,11 +4,11 @@ use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
     AttnDims, BlockMask, DevicePaths, DeviceSequences, DeviceTree, DraftBlocks, DraftTree, GateInputs,
     GdnDims, GdnPending, GdnTape, NormKind, PackedLinear, QkNormRope, Sequences, TreeBatch, TreeGdnOutput,
-    TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate, block_attention, chain_conv_gates, gated_rms_norm,
-    gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope, rms_norm, swiglu, tree_attention, tree_conv,
-    tree_conv_commit, tree_conv_commit_layers, tree_conv_gates, tree_gdn_commit, tree_gdn_commit_layers,
-    tree_gdn_commit_verify, tree_gdn_serial_commit, tree_gdn_serial_verify, tree_gdn_verify,
-    tree_gdn_verify_into,
+    TreeGdnSerialOutput, Variant, add_rms_norm, attn_gate, block_attention, chain_conv_advance,
+    chain_conv_gates, gated_rms_norm, gates, kv_append, kv_append_pair, kv_compact, qk_norm_rope, rms_norm,
+    swiglu, tree_attention, tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_gates,
+    tree_gdn_commit, tree_gdn_commit_layers, tree_gdn_commit_verify, tree_gdn_serial_commit,
+    tree_gdn_serial_verify, tree_gdn_verify, tree_gdn_verify_into,
 };
 
 use crate::support::on_cpu;
@@ -256,6 +256,27 @@ fn conv() {
         tree_conv_commit(&s, &paths, &rows),
         "tree-conv-commit: x, expected: storage of its own, got: the destination's storage",
     );
+}
+
+#[test]
+fn conv_of_chains() {
+    let (x, s) = (zeros(&[3, 5]), zeros(&[2, 3, 5]));
+    let chains = DeviceSequences::new(Sequences::new(&[3], vec![1]).expect("a chain"), &Device::Cpu);
+    let chains = chains.expect("a CPU");
+    let op = "chain-conv-advance: ";
+    refused(
+        chain_conv_advance(&zeros(&[1, 3, 5]), &chains, &x),
+        &format!("{op}slots, expected: below the pool's 1 slots, got: 1"),
+    );
+    refused(
+        chain_conv_advance(&s, &chains, &zeros(&[2, 5])),
+        &format!("{op}x, expected: [3, 5], got: [2, 5]"),
+    );
+    refused(
+        chain_conv_advance(&zeros(&[2, 2, 5]), &chains, &x),
+        &format!("{op}conv_state, expected: [_, 3, 5], got: [2, 2, 5]"),
+    );
+    chain_conv_advance(&s, &chains, &x).expect("fitting arguments");
 }
 
 #[test]

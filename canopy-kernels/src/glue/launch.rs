@@ -11,9 +11,11 @@ use crate::cuda::early::Launch;
 use crate::error::expect_len;
 use crate::{Error, Result};
 
+mod norm;
 mod pool;
 mod rope;
 
+pub use norm::{add_rms_norm, gated_rms_norm, rms_norm};
 pub use pool::{Destinations, PoolElement, attn_gate, kv_append, kv_append_pair};
 pub use rope::{QkNormRope, qk_norm_rope, qk_norm_rope_append};
 
@@ -88,157 +90,6 @@ const CTA: u32 = 256;
 fn quads(rows: usize, quads: usize, planes: u32) -> LaunchConfig {
     let y = (quads as u32).div_ceil(CTA);
     LaunchConfig { grid_dim: (rows as u32, y, planes), block_dim: (CTA, 1, 1), shared_mem_bytes: 0 }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NormArgs {
-    rows: u32,
-    width: u32,
-    eps: f32,
-    offset: f32,
-    heads: u32,
-    gate_stride: u32,
-}
-// SAFETY: repr(C), 4-byte fields only; args.cuh asserts the size.
-unsafe impl DeviceRepr for NormArgs {}
-
-/// Which kernel and grid a width takes: the kernel's place in the three teams' symbols, rows and threads of a CTA.
-pub(super) fn team(op: &'static str, width: usize) -> Result<(usize, u32, u32)> {
-    match width {
-        0 => Err(Error::Value {
-            op,
-            arg: "norm.weight length",
-            expected: "at least 1".into(),
-            got: "0".into(),
-        }),
-        1..=512 => Ok((0, 4, 128)),
-        513..=8_192 => Ok((1, 1, 512)),
-        8_193..=16_384 => Ok((2, 1, 1024)),
-        _ => {
-            let wanted = format!("rows of {width} values");
-            Err(Error::Unsupported { op, wanted, built: "rows of at most 16384 values" })
-        }
-    }
-}
-
-/// A norm's launch: its symbol, arguments and grid.
-fn norm_launch(
-    op: &'static str,
-    symbols: [&'static str; 3],
-    norm: Norm<'_>,
-    rows: usize,
-) -> Result<(&'static str, NormArgs, LaunchConfig)> {
-    let width = norm.weight.len();
-    let (place, per_cta, threads) = team(op, width)?;
-    let args = NormArgs {
-        rows: rows as u32,
-        width: width as u32,
-        eps: norm.eps,
-        offset: norm.offset(),
-        heads: 1,
-        gate_stride: 0,
-    };
-    let grid_dim = ((rows as u32).div_ceil(per_cta), 1, 1);
-    Ok((symbols[place], args, LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: 0 }))
-}
-
-/// As [`super::cpu::rms_norm`]; `x`, `out` `[N, width]`.
-///
-/// # Errors
-/// Any wrong length, or a width beyond 16,384, before the launch.
-pub fn rms_norm<Out: RowElement>(
-    stream: &Arc<CudaStream>,
-    norm: Norm<'_>,
-    x: &CudaView<'_, f32>,
-    out: &mut CudaViewMut<'_, Out>,
-) -> Result<()> {
-    const OP: &str = "rms-norm";
-    let width = norm.weight.len();
-    team(OP, width)?;
-    let rows = rows_of(OP, "x", x.len(), width)?;
-    expect_len(OP, "out", &[rows, width], out.len())?;
-    if rows == 0 {
-        return Ok(());
-    }
-    let symbols = [
-        ["glue_rms_norm_w1", "glue_rms_norm_w16", "glue_rms_norm_w32"],
-        ["glue_rms_norm_bf16_w1", "glue_rms_norm_bf16_w16", "glue_rms_norm_bf16_w32"],
-    ];
-    let (symbol, args, config) = norm_launch(OP, symbols[Out::PLACE], norm, rows)?;
-    let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
-    launch.value(&args).read(x).read(norm.weight).write(out);
-    // SAFETY: lengths checked above; every element of out is written.
-    unsafe { launch.launch(config) }
-}
-
-/// As [`super::cpu::add_rms_norm`]; `x`, `residual`, `sum`, `out` `[N, width]`.
-///
-/// # Errors
-/// As [`rms_norm`].
-pub fn add_rms_norm<Out: RowElement>(
-    stream: &Arc<CudaStream>,
-    norm: Norm<'_>,
-    [x, residual]: [&CudaView<'_, f32>; 2],
-    sum: &mut CudaViewMut<'_, f32>,
-    out: &mut CudaViewMut<'_, Out>,
-) -> Result<()> {
-    const OP: &str = "add-rms-norm";
-    let width = norm.weight.len();
-    team(OP, width)?;
-    let rows = rows_of(OP, "x", x.len(), width)?;
-    expect_len(OP, "residual", &[rows, width], residual.len())?;
-    expect_len(OP, "sum", &[rows, width], sum.len())?;
-    expect_len(OP, "out", &[rows, width], out.len())?;
-    if rows == 0 {
-        return Ok(());
-    }
-    let symbols = [
-        ["glue_add_rms_norm_w1", "glue_add_rms_norm_w16", "glue_add_rms_norm_w32"],
-        ["glue_add_rms_norm_bf16_w1", "glue_add_rms_norm_bf16_w16", "glue_add_rms_norm_bf16_w32"],
-    ];
-    let (symbol, args, config) = norm_launch(OP, symbols[Out::PLACE], norm, rows)?;
-    let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
-    launch.value(&args).read(x).read(residual).read(norm.weight).write(sum).write(out);
-    // SAFETY: lengths checked above; every element of sum and out is written.
-    unsafe { launch.launch(config) }
-}
-
-/// As [`super::cpu::gated_rms_norm`]; `o`, `out` `[N, heads, width]`, `z` rows of `[heads width]`.
-///
-/// # Errors
-/// As [`rms_norm`], and no heads.
-pub fn gated_rms_norm<Out: RowElement>(
-    stream: &Arc<CudaStream>,
-    norm: Norm<'_>,
-    heads: usize,
-    o: &CudaView<'_, f32>,
-    z: Rows<'_>,
-    out: &mut CudaViewMut<'_, Out>,
-) -> Result<()> {
-    const OP: &str = "gated-rms-norm";
-    let width = norm.weight.len();
-    team(OP, width)?;
-    if heads == 0 {
-        let (expected, got) = ("at least 1".into(), "0".into());
-        return Err(Error::Value { op: OP, arg: "heads", expected, got });
-    }
-    let rows = rows_of(OP, "o", o.len(), heads * width)?;
-    z.check(OP, "z", rows, heads * width)?;
-    expect_len(OP, "out", &[rows, heads, width], out.len())?;
-    if rows == 0 {
-        return Ok(());
-    }
-    let symbols = [
-        ["glue_gated_rms_norm_w1", "glue_gated_rms_norm_w16", "glue_gated_rms_norm_w32"],
-        ["glue_gated_rms_norm_bf16_w1", "glue_gated_rms_norm_bf16_w16", "glue_gated_rms_norm_bf16_w32"],
-    ];
-    let (symbol, args, config) = norm_launch(OP, symbols[Out::PLACE], norm, rows * heads)?;
-    let args = NormArgs { heads: heads as u32, gate_stride: z.stride as u32, ..args };
-    let mut launch = Launch::new(stream, OP, "glue/norm", symbol)?;
-    launch.value(&args).read(o).read(z.data).read(norm.weight).write(out);
-    // SAFETY: lengths checked above; every element of out is written.
-    unsafe { launch.launch(config) }
 }
 
 /// As [`super::cpu::swiglu`]; `gate`, `up` rows of `width`, `out` `[N, width]`.

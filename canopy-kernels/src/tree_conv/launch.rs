@@ -190,14 +190,8 @@ pub fn commit<T: Element>(
     conv_state: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
     const OP: &str = "tree-conv-commit";
-    check_channels(OP, dims)?;
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
-    for x in xs {
-        expect_len(OP, "x", &[rows, dims.channels], x.len())?;
-    }
-    let layer_state = conv_state.len() / xs.len().max(1);
-    expect_len(OP, "conv_state", &[xs.len(), layer_state], conv_state.len())?;
-    paths.check_slots(OP, pool_slots(OP, dims, layer_state)?)?;
+    paths.check_slots(OP, check_commit(OP, dims, rows, xs, conv_state)?)?;
     if paths.rows().is_empty() {
         return Ok(());
     }
@@ -205,7 +199,7 @@ pub fn commit<T: Element>(
     keep_last(stream, OP, dims, (paths.slots().len(), lists), xs, conv_state)
 }
 
-/// [`commit`] of long chains in one layer, whose pool is `conv_state` `[slots, 3, C]`.
+/// [`commit`] of long chains.
 ///
 /// # Errors
 /// As [`commit`].
@@ -214,18 +208,33 @@ pub fn advance_chains<T: Element>(
     dims: ConvDims,
     sequences: &Sequences,
     chains: &ChainsOnDevice,
-    x: CudaView<'_, T>,
+    xs: &[CudaView<'_, T>],
     conv_state: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
     const OP: &str = "chain-conv-advance";
-    check_channels(OP, dims)?;
-    expect_len(OP, "x", &[sequences.rows(), dims.channels], x.len())?;
-    sequences.check_slots(OP, pool_slots(OP, dims, conv_state.len())?)?;
+    sequences.check_slots(OP, check_commit(OP, dims, sequences.rows(), xs, conv_state)?)?;
     if sequences.rows() == 0 {
         return Ok(());
     }
     let lists = [&chains.last, &chains.cu_last, &chains.slots];
-    keep_last(stream, OP, dims, (sequences.len(), lists), &[x], conv_state)
+    keep_last(stream, OP, dims, (sequences.len(), lists), xs, conv_state)
+}
+
+/// Checks the lengths of all layers; returns the slots of a layer's pool.
+fn check_commit<T>(
+    op: &'static str,
+    dims: ConvDims,
+    rows: usize,
+    xs: &[CudaView<'_, T>],
+    conv_state: &CudaViewMut<'_, T>,
+) -> Result<usize> {
+    check_channels(op, dims)?;
+    for x in xs {
+        expect_len(op, "x", &[rows, dims.channels], x.len())?;
+    }
+    let layer_state = conv_state.len() / xs.len().max(1);
+    expect_len(op, "conv_state", &[xs.len(), layer_state], conv_state.len())?;
+    pool_slots(op, dims, layer_state)
 }
 
 /// The launches over the layers of `xs`, by lists of path rows, where each sequence's begin, and slots.

@@ -102,8 +102,8 @@ fn chains(stream: &Arc<CudaStream>) -> Result<(), String> {
     let mut got = stream.clone_htod(&vec![f32::NAN; x.len()]).map_err(text)?;
     let sources = buffers([&dx, &dw, &got_state], &mut got);
     tree_conv::launch::forward_chains(stream, dims, &sequences, &on_device, sources).map_err(text)?;
-    let (rows, state) = (dx.as_view(), &mut got_state.as_view_mut());
-    tree_conv::launch::advance_chains::<f32>(stream, dims, &sequences, &on_device, rows, state)
+    let (rows, state) = ([dx.as_view()], &mut got_state.as_view_mut());
+    tree_conv::launch::advance_chains::<f32>(stream, dims, &sequences, &on_device, &rows, state)
         .map_err(text)?;
     for (name, got, want) in [("rows", &got, &want), ("states", &got_state, &want_state)] {
         let [got, want] = [got, want].map(|values| stream.clone_dtoh(values).map_err(text));

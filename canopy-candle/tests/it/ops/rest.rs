@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use canopy_candle::{
-    DeviceSequences, GateInputs, Sequences, chain_conv, chain_conv_gates, gates, kv_append, kv_append_pair,
-    kv_compact, kv_compact_layers, tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_gates,
-    tree_conv_to,
+    AcceptedPaths, DevicePaths, DeviceSequences, DraftTree, GateInputs, Sequences, TreeBatch, chain_conv,
+    chain_conv_advance, chain_conv_gates, gates, kv_append, kv_append_pair, kv_compact, kv_compact_layers,
+    tree_conv, tree_conv_commit, tree_conv_commit_layers, tree_conv_gates, tree_conv_to,
 };
 use canopy_kernels::{ConvDims, gates as gates_room, kv_compact as compact_room, tree_conv as conv_room};
 
@@ -58,6 +58,30 @@ fn conv_commit_equals_the_oracle_in_every_layout_and_dtype() -> Result<()> {
             let pool = inside_nan(&state, 0)?;
             tree_conv_commit(&pool, &paths, &x)?;
             assert_eq!(f32s(&pool), expected, "{dtype:?}, x {how}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn chains_leave_the_conv_state_of_trees_in_every_layout_and_dtype() -> Result<()> {
+    let (x, _, state) = conv_scene();
+    let rows = x.dim(0)?;
+    let (lens, slots) = ([rows - 3, 1, 2], vec![2, -1, 0]);
+    let chains = DeviceSequences::new(Sequences::new(&lens, slots.clone()).expect("chains"), &Device::Cpu)?;
+    let trees = lens.map(|len| DraftTree::chain(len).expect("a chain")).to_vec();
+    let batch = TreeBatch::new(trees, slots).expect("three slots");
+    let whole =
+        AcceptedPaths::new(&batch, &lens.map(|len| (0..len).collect::<Vec<_>>())).expect("whole chains");
+    let paths = DevicePaths::new(whole, &Device::Cpu)?;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (x, state) = (x.to_dtype(dtype)?, state.to_dtype(dtype)?);
+        let expected = state.copy()?;
+        tree_conv_commit(&expected, &paths, &x)?;
+        for (how, x) in layouts(&x)? {
+            let pool = inside_nan(&state, 0)?;
+            chain_conv_advance(&pool, &chains, &x)?;
+            assert_eq!(bits(&pool), bits(&expected), "{dtype:?}, x {how}");
         }
     }
     Ok(())
