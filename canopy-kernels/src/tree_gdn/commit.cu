@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_rows(float4 (&to)[4], const float* s) {
     for (int x = 0; x < 4; ++x) to[x] = load4(s + (size_t)x * kDk);
 }
 
-template <typename T>
+template <typename T, int TILES>
 __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, const int* cu_rows, const int* slots, float* state) {
     __shared__ __align__(16) float k_rows[kStage][kDk];
     __shared__ __align__(16) float u_rows[kStage][32];
@@ -51,7 +51,7 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
     const int begin = cu_rows[b], length = cu_rows[b + 1] - begin;
     if (slot < 0 || length == 0) return;
     const size_t width = qkv_width(a.k_heads, a.v_heads), u_width = (size_t)a.v_heads * kDv;
-    const int tiles = kDv / 32 / gridDim.x, dv0 = blockIdx.x * tiles * 32;
+    const int dv0 = blockIdx.x * TILES * 32;
     const T* k_head = static_cast<const T*>(a.qkv[layer]) + (size_t)(a.k_heads + hv / (a.v_heads / a.k_heads)) * kDk;
     const float* u_head = a.u[layer] + (size_t)hv * kDv + dv0;
     float* s = state + layer * a.layer_state + (((size_t)slot * a.v_heads + hv) * kDv + dv0 + warp * 4) * kDk + 4 * lane;
@@ -63,8 +63,8 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
     const float* later = suffix_sums<256>(suffix, a.gates[layer], path, length, a.v_heads, hv);
     const float decay = planted_ulp(expf(later[0]));
     const bool at_once = length <= kStage;
-    for (int tile = 0; tile < tiles; ++tile) {
-        const bool more = tile + 1 < tiles;
+    for (int tile = 0; tile < TILES; ++tile) {
+        const bool more = tile + 1 < TILES;
         if (more) load_rows(next, s + 32 * kDk);
 #pragma unroll
         for (int x = 0; x < 4; ++x) acc[x] = scaled(acc[x], decay);
@@ -113,11 +113,15 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
 
 }  // namespace canopy
 
-#define CANOPY_COMMIT(NAME, T)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256, 4) tree_gdn_commit_##NAME##_k128_v128(                                 \
+#define CANOPY_COMMIT(NAME, T, COLS)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, COLS > 32 ? 4 : 1) tree_gdn_commit_##NAME(                           \
         const __grid_constant__ CommitArgs args, const int* path, const int* cu_rows, const int* slots, float* state) {   \
-        canopy::commit<T>(args, path, cu_rows, slots, state);                                                             \
+        canopy::commit<T, COLS / 32>(args, path, cu_rows, slots, state);                                                  \
     }
 
-CANOPY_COMMIT(bf16, __nv_bfloat16)
-CANOPY_COMMIT(f32, float)
+CANOPY_COMMIT(bf16_k128_v128, __nv_bfloat16, 32)
+CANOPY_COMMIT(bf16_k128_v128_c64, __nv_bfloat16, 64)
+CANOPY_COMMIT(bf16_k128_v128_c128, __nv_bfloat16, 128)
+CANOPY_COMMIT(f32_k128_v128, float, 32)
+CANOPY_COMMIT(f32_k128_v128_c64, float, 64)
+CANOPY_COMMIT(f32_k128_v128_c128, float, 128)

@@ -207,9 +207,9 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
     // it covers the wait for the rows' numbers; more of it would spill
     constexpr bool kStateFirst = kCounted && kHeld <= 2;
     if (kStateFirst) fetch_state(0);
-    const size_t width = qkv_width(a.k_heads, a.v_heads);
+    const uint32_t width = (uint32_t)qkv_width(a.k_heads, a.v_heads);  // 256 rows have no more than 2^32 elements
     const Row* rows = qkv + (size_t)first * width;
-    const auto row_at = [&](int x) { return rows + (size_t)(kCounted ? __shfl_sync(kFull, own_row, x) : x * kWarps + warp) * width; };
+    const auto row_at = [&](int x) { return rows + (kCounted ? __shfl_sync(kFull, own_row, x) : x * kWarps + warp) * width; };
     if constexpr (kWide) {  // a lane copies a chunk of the k row and one of the q row
         const uint32_t to_k = shared_address(k_tile), to_q = shared_address(q_tile);
 #pragma unroll 4
@@ -358,7 +358,7 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
             if (!query)
 #pragma unroll
                 for (int t = 0; t < kColTiles; ++t)
-                    v_pairs[t] = read_pair(values + (size_t)row_of(i) * width + (part * kColTiles + t) * 8 + lane % 4 * 2);
+                    v_pairs[t] = read_pair(values + row_of(i) * width + (part * kColTiles + t) * 8 + lane % 4 * 2);
             const Node own = read_node(s, i);
             const float down = (own.zeroed >= 0 ? 0.f : expf(own.g_cum)) * (query ? s.q_norm[i] : own.k_norm), write = s.beta[i];
 #pragma unroll

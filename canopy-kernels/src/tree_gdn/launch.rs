@@ -48,25 +48,35 @@ unsafe impl DeviceRepr for CommitArgs {}
 
 /// An element type that the kernels are built for.
 pub trait Element: DeviceRepr {
-    /// Symbols of gram, solve, commit and the series' last launch.
-    const SYMBOLS: [&'static str; 4];
+    /// Symbols of gram, solve and the series' last launch.
+    const SYMBOLS: [&'static str; 3];
+    /// Symbols of commit in blocks of 32, 64 and 128 value columns.
+    const COMMIT: [&'static str; 3];
 }
 
 impl Element for f32 {
-    const SYMBOLS: [&'static str; 4] = [
+    const SYMBOLS: [&'static str; 3] = [
         "tree_gdn_gram_f32_k128",
         "tree_gdn_solve_f32_k128_v128",
-        "tree_gdn_commit_f32_k128_v128",
         "tree_gdn_apply_f32_k128_v128",
+    ];
+    const COMMIT: [&'static str; 3] = [
+        "tree_gdn_commit_f32_k128_v128",
+        "tree_gdn_commit_f32_k128_v128_c64",
+        "tree_gdn_commit_f32_k128_v128_c128",
     ];
 }
 
 impl Element for half::bf16 {
-    const SYMBOLS: [&'static str; 4] = [
+    const SYMBOLS: [&'static str; 3] = [
         "tree_gdn_gram_bf16_k128",
         "tree_gdn_solve_bf16_k128_v128",
-        "tree_gdn_commit_bf16_k128_v128",
         "tree_gdn_apply_bf16_k128_v128",
+    ];
+    const COMMIT: [&'static str; 3] = [
+        "tree_gdn_commit_bf16_k128_v128",
+        "tree_gdn_commit_bf16_k128_v128_c64",
+        "tree_gdn_commit_bf16_k128_v128_c128",
     ];
 }
 
@@ -263,10 +273,10 @@ pub fn commit_in<T: Element>(
     state: &mut CudaViewMut<'_, f32>,
 ) -> Result<()> {
     const OP: &str = "tree-gdn-commit";
-    if ![TILE, 2 * TILE, 4 * TILE].contains(&columns) {
+    let Some(built) = [TILE, 2 * TILE, 4 * TILE].iter().position(|&built| built == columns) else {
         let (expected, got) = ("32, 64 or 128".into(), columns.to_string());
         return Err(Error::Value { op: OP, arg: "columns", expected, got });
-    }
+    };
     let rows = paths.cu_nodes().last().copied().unwrap_or(0) as usize;
     check_dims(OP, dims)?;
     for tape in tapes {
@@ -305,7 +315,7 @@ pub fn commit_in<T: Element>(
         };
         let first = at * MOST_LAYERS * layer_state;
         let mut pools = state.slice_mut(first..first + some.len() * layer_state);
-        let mut launch = Launch::new(stream, OP, "tree_gdn/commit", T::SYMBOLS[2])?;
+        let mut launch = Launch::new(stream, OP, "tree_gdn/commit", T::COMMIT[built])?;
         launch
             .value(&args)
             .read(&on_device.rows)

@@ -105,7 +105,7 @@ pub fn verify<T: Element>(
         block_dim: (256, 1, 1),
         shared_mem_bytes: shared as u32,
     };
-    let mut launch = Launch::new(stream, OP, IMAGE, T::SYMBOLS[3])?;
+    let mut launch = Launch::new(stream, OP, IMAGE, T::SYMBOLS[2])?;
     let config = launch.spread(config)?;
     launch.value(&args).value(&how).read(&qkv).read(&gates).read(&state).read(&tree.parents).read(&tree.mask);
     launch.read(&tree.cu_nodes).read(&tree.slots).read(&gram).value(&made.stride).write(&mut tiles);
