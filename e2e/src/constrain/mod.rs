@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Value, json};
@@ -21,6 +21,9 @@ use crate::{Error, Result};
 const WHITE_SPACE: &str = r"(\x20|\n[\x20\t]{0,12})";
 /// Most characters of a message about a bad grammar.
 const MESSAGE: usize = 400;
+/// Stack of the thread that compiles: the compiler recurses along chains of rules and references, which are as long as
+/// the text allows. Only what is touched takes memory.
+const COMPILER_STACK: usize = 512 << 20;
 
 /// What a token stands for in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,13 +92,47 @@ impl Grammars {
             }
             Constraint::Grammar(text) => ("grammar", TopLevelGrammar::from_lark(text.clone())),
         };
-        let matcher = Matcher::new(self.factory.create_parser(grammar));
-        match matcher.get_error() {
-            None => Ok(Some(Grammar { matcher, ends: Arc::clone(&self.ends) })),
-            Some(error) => {
-                Err(refused(field, "a grammar that can be enforced", error.chars().take(MESSAGE).collect()))
+        match self.compile_aside(grammar) {
+            Ok(matcher) => Ok(Some(Grammar { matcher, ends: Arc::clone(&self.ends) })),
+            Err(why) => {
+                // A panic of the compiler comes with its backtrace, which is no caller's business.
+                let why = why.split("\n<backtrace>").next().unwrap_or_default();
+                Err(refused(field, "a grammar that can be enforced", why.chars().take(MESSAGE).collect()))
             }
         }
+    }
+
+    /// Compiles on a thread with a stack of its own size.
+    fn compile_aside(&self, grammar: TopLevelGrammar) -> std::result::Result<Matcher, String> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILER_STACK);
+            let compiled = thread.spawn_scoped(scope, || self.matcher(grammar));
+            let compiled = compiled.map_err(|error| format!("no thread to compile it: {error}"))?;
+            compiled.join().unwrap_or_else(|_| Err("one that makes the compiler panic".into()))
+        })
+    }
+
+    fn matcher(&self, grammar: TopLevelGrammar) -> std::result::Result<Matcher, String> {
+        let mut limits = self.factory.limits().clone();
+        let env = self.factory.tok_env().clone();
+        let internal = GrammarInit::Serialized(grammar).to_internal(Some(env), limits.clone());
+        let (rules, lexemes) = internal.map_err(|error| error.to_string())?;
+        // The parser takes these steps without any limit on their work: an intersection of large expressions goes on for
+        // hours there.
+        let mut checked = lexemes.clone();
+        checked.add_extra_lexemes(&self.factory.extra_lexemes());
+        let mut lexer = checked.to_regex_vec(&mut limits).map_err(|error| error.to_string())?;
+        lexer.set_fuel(limits.initial_lexer_fuel);
+        let start = lexer.initial_state(&checked.all_lexemes());
+        for byte in 0..=u8::MAX {
+            lexer.transition(start, byte);
+        }
+        if let Some(error) = lexer.get_error() {
+            return Err(error);
+        }
+        let parser = self.factory.create_parser_from_init_default(GrammarInit::Internal(rules, lexemes));
+        let matcher = Matcher::new(parser);
+        matcher.get_error().map_or(Ok(matcher), Err)
     }
 }
 
@@ -261,6 +298,50 @@ mod tests {
         assert!(grammar.mask().unwrap().allows(a));
     }
 
+    /// Compiles or is refused, within a stack of the size that a compute thread has.
+    fn compiled(constraint: Constraint) -> bool {
+        let small = std::thread::Builder::new().stack_size(2 << 20);
+        let compiled = small.spawn(move || match grammars().compile(&constraint) {
+            Ok(grammar) => grammar.unwrap().mask().is_ok(),
+            Err(Error::Request { .. }) => false,
+            Err(other) => panic!("{other}"),
+        });
+        compiled.unwrap().join().unwrap()
+    }
+
+    #[test]
+    fn chains_as_long_as_a_text_allows_overflow_no_stack() {
+        for name in ["a", "A"] {
+            let mut rules = format!("start: {name}0\n");
+            let mut links = 0;
+            while rules.len() < 64 * 1024 {
+                rules.push_str(&format!("{name}{links}:{name}{}\n", links + 1));
+                links += 1;
+            }
+            rules.push_str(&format!("{name}{links}:\"x\""));
+            compiled(Constraint::Grammar(rules));
+        }
+        let links = 2000;
+        let mut definitions: serde_json::Map<String, Value> =
+            (0..links).map(|at| (at.to_string(), json!({"$ref": format!("#/$defs/{}", at + 1)}))).collect();
+        definitions.insert(links.to_string(), json!({"type": "string"}));
+        assert!(compiled(Constraint::JsonSchema(json!({"$defs": definitions, "$ref": "#/$defs/0"}))));
+        let mut schema = json!({"type": "string"});
+        for _ in 0..100 {
+            schema = json!({"type": "array", "items": schema});
+        }
+        assert!(compiled(Constraint::JsonSchema(schema)));
+    }
+
+    #[test]
+    fn an_intersection_that_would_compile_for_hours_is_refused() {
+        let integers = |modulus: u32| json!({"type": "integer", "multipleOf": modulus});
+        assert!(compiled(Constraint::JsonSchema(integers(1000))));
+        assert!(!compiled(Constraint::JsonSchema(integers(99_999_937))));
+        let terminal = "start: A\nA: /b|(a{1000})+/ & /b|(a{999})+/ & /b|(a{997})+/";
+        assert!(!compiled(Constraint::Grammar(terminal.into())));
+    }
+
     #[test]
     fn what_cannot_be_enforced_is_named() {
         assert_eq!(refusal(Constraint::JsonSchema(json!([1]))).0, "json_schema");
@@ -271,6 +352,8 @@ mod tests {
         let (field, why) = refusal(Constraint::Grammar("start: unknown_rule".into()));
         assert_eq!(field, "grammar");
         assert!(why.contains("unknown_rule"), "{why}");
+        let (_, why) = refusal(Constraint::Grammar("start: a::0\na::_: \"x\" a::incr([0:64])".into()));
+        assert!(why.contains("panic") && !why.contains("backtrace"), "{why}");
         assert!(Grammars::new(&[TokenBytes::Text(vec![1])], &[]).is_err());
     }
 }
