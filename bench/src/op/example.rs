@@ -134,6 +134,6 @@ pub fn example(args: &ExampleArgs) -> Result<()> {
             file.float("cache", &[2, 16, 2, 16], -1.0, 1.0)?;
         }
     }
-    candle_core::safetensors::save(&file.tensors, &args.out)
+    canopy_e2e::files::save_tensors(&file.tensors, &args.out)
         .with_context(|| format!("output {}", args.out.display()))
 }

@@ -162,5 +162,5 @@ impl Inputs {
 pub fn write(path: &Path, outputs: Vec<(&'static str, Tensor)>) -> Result<()> {
     let contiguous = |(name, tensor): (&str, Tensor)| Ok((name.to_string(), tensor.contiguous()?));
     let outputs = outputs.into_iter().map(contiguous).collect::<Result<HashMap<_, _>>>()?;
-    candle_core::safetensors::save(&outputs, path).with_context(|| format!("output {}", path.display()))
+    canopy_e2e::files::save_tensors(&outputs, path).with_context(|| format!("output {}", path.display()))
 }

@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
         ("tree", rows(&tree)?),
         ("log_prob", Tensor::new(log_prob, &Device::Cpu)?),
     ]);
-    candle_core::safetensors::save(&tensors, &args.out).with_context(|| args.out.display().to_string())
+    canopy_e2e::files::save_tensors(&tensors, &args.out).with_context(|| args.out.display().to_string())
 }
 
 /// `[nodes, 3]`: token, parent, depth.

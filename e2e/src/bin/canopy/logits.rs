@@ -181,7 +181,7 @@ fn compute(args: Args) -> Result<()> {
     if committed {
         tensors.extend(target.state_tensors(SLOT)?);
     }
-    candle_core::safetensors::save(&tensors, &args.out).with_context(|| args.out.display().to_string())?;
+    canopy_e2e::files::save_tensors(&tensors, &args.out).with_context(|| args.out.display().to_string())?;
     Ok(())
 }
 
