@@ -7,7 +7,15 @@ use super::{Args, ConfigError};
 
 /// Every key of both sources.
 pub(super) fn keys(args: &Args) -> Result<Vec<String>, ConfigError> {
-    let mut keys: Vec<String> = args.api_key.iter().filter(|key| !key.is_empty()).cloned().collect();
+    let mut keys = args.api_key.clone();
+    // As from a variable that is empty by mistake: it would open a server that was meant to be closed.
+    if keys.iter().any(String::is_empty) {
+        return Err(ConfigError {
+            argument: "api-key",
+            expected: "keys of at least one character, or no such setting for an open server".into(),
+            got: "an empty key".into(),
+        });
+    }
     if keys.iter().any(|key| key.trim() != key) {
         return Err(ConfigError {
             argument: "api-key",
@@ -45,8 +53,11 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_key_is_no_key_and_a_padded_one_is_refused() {
-        assert_eq!(of(&["--api-key", ""]).unwrap(), [""; 0]);
+    fn an_empty_key_and_a_padded_one_are_refused() {
+        assert_eq!(of(&[]).unwrap(), [""; 0]);
+        for empty in ["", "a,", ",a"] {
+            assert!(of(&["--api-key", empty]).unwrap_err().to_string().contains("an empty key"), "{empty}");
+        }
         assert_eq!(of(&["--api-key", "a,b"]).unwrap(), ["a", "b"]);
         assert!(of(&["--api-key", " k"]).is_err());
     }
