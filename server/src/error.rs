@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
@@ -126,6 +127,30 @@ impl ApiError {
         }
     }
 
+    /// 415: the body is compressed.
+    pub fn content_encoding(got: &str) -> Self {
+        let message = format!("content-encoding: expected none, got {got:?}");
+        Self {
+            param: Some("content-encoding".into()),
+            code: Some("unsupported_media_type"),
+            ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+        }
+    }
+
+    /// 400: the path is no text.
+    pub fn path(rejection: &PathRejection) -> Self {
+        Self { code: Some("invalid_utf8"), ..Self::invalid(format!("the path: {}", rejection.body_text())) }
+    }
+
+    /// 400: what the request asks for leaves no token to choose, which shows only while it is generated.
+    pub fn no_token(position: usize) -> Self {
+        let message = format!(
+            "no token can be chosen at position {position} of prompt and answer: expected one that format, grammar and \
+             logit_bias allow, got none"
+        );
+        Self { code: Some("invalid_value"), ..Self::invalid(message) }
+    }
+
     /// 429: every slot and every waiting place is taken.
     pub fn overloaded(running_and_waiting: usize, retry_after: Duration) -> Self {
         let message = format!("{running_and_waiting} streams are running or waiting; try again later");
@@ -213,6 +238,9 @@ impl From<canopy_e2e::Error> for ApiError {
             canopy_e2e::Error::Request { field, expected, got } => Self::field(field, expected, got),
             canopy_e2e::Error::Full { running, waiting } => {
                 Self::overloaded(running + waiting, Duration::from_secs(1))
+            }
+            canopy_e2e::Error::NoToken { position, .. } => {
+                Self { cause: Some(error.to_string()), ..Self::no_token(position) }
             }
             other => Self::internal(other),
         }

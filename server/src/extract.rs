@@ -34,8 +34,11 @@ impl<T: DeserializeOwned> FromRequest<AppState> for Json<T> {
     }
 }
 
-/// `application/json` or `application/*+json`, parameters allowed.
+/// `application/json` or `application/*+json`, parameters allowed; not compressed.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+        return Err(ApiError::content_encoding(&String::from_utf8_lossy(coding.as_bytes())));
+    }
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return Err(ApiError::content_type(None)) };
     let text = value.to_str().unwrap_or_default();
     let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -99,7 +102,14 @@ fn field_error(path: String, error: &serde_json::Error) -> ApiError {
 
 /// What was expected, as JSON calls it in place of the Rust type.
 fn in_json_terms(message: &str) -> String {
+    let out_of_range = message.starts_with("invalid value: integer");
     match message.rsplit_once("expected ") {
+        Some((before, "i64")) if out_of_range => {
+            format!("{before}expected an integer from {} to {}", i64::MIN, i64::MAX)
+        }
+        Some((before, "u32")) if out_of_range => {
+            format!("{before}expected an integer from 0 to {}", u32::MAX)
+        }
         Some((before, "i64" | "i32" | "u64" | "u32" | "u16" | "u8" | "usize")) => {
             format!("{before}expected an integer")
         }
@@ -145,6 +155,8 @@ mod tests {
         let field = |name: &str| Some(name.to_owned());
         assert_eq!(error(br#"{"count": "x"}"#), (field("count"), "invalid_type"));
         assert_eq!(error(br#"{"count": 1.5}"#), (field("count"), "invalid_type"));
+        let large = parse::<Outer>(br#"{"count": 18446744073709551615}"#).unwrap_err().message;
+        assert!(large.ends_with("-9223372036854775808 to 9223372036854775807"), "{large}");
         let message = parse::<Outer>(br#"{"count": "x"}"#).unwrap_err().message;
         assert!(message.ends_with("expected an integer"), "{message}");
         assert_eq!(error(br#"{"cuont": 1}"#), (field("cuont"), "unknown_field"));

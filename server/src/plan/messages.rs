@@ -67,17 +67,29 @@ fn tool_calls(field: &str, calls: Value) -> Result<Vec<Value>, ApiError> {
     let one = |(at, call): (usize, Value)| {
         closed(&format!("{field}[{at}]"), Some(&call), &["id", "type", "index", "function"])?;
         closed(&format!("{field}[{at}].function"), call.get("function"), &["name", "arguments"])?;
-        let text = |path: &str| call.pointer(path).and_then(Value::as_str);
+        // What is left out or null has the default; what has another type is not dropped in silence.
+        let text = |name: &str, expected: &str| {
+            let pointer = format!("/{}", name.replace('.', "/"));
+            match call.pointer(&pointer) {
+                None | Some(Value::Null) => Ok(None),
+                Some(Value::String(text)) => Ok(Some(text.as_str())),
+                Some(other) => Err(ApiError::field(format!("{field}[{at}].{name}"), expected, shown(other))),
+            }
+        };
+        if let Some(index) = call.get("index").filter(|index| !index.is_u64() && !index.is_null()) {
+            return Err(ApiError::field(format!("{field}[{at}].index"), "a whole number", shown(index)));
+        }
         if let Some(kind) = call.get("type").filter(|kind| *kind != "function" && !kind.is_null()) {
             return Err(ApiError::field(format!("{field}[{at}].type"), "function", shown(kind)));
         }
-        let name = text("/function/name").ok_or_else(|| missing(format!("{field}[{at}].function.name")))?;
-        let arguments = text("/function/arguments").unwrap_or("{}");
+        let name = text("function.name", "a string")?;
+        let name = name.ok_or_else(|| missing(format!("{field}[{at}].function.name")))?;
+        let expected = "a JSON object, as text";
+        let arguments = text("function.arguments", expected)?.unwrap_or("{}");
         let parsed = serde_json::from_str::<Map<String, Value>>(arguments).map_err(|_| {
-            let expected = "a JSON object, as text";
             ApiError::field(format!("{field}[{at}].function.arguments"), expected, shown(&arguments.into()))
         })?;
-        let id = text("/id").unwrap_or_default();
+        let id = text("id", "a string")?.unwrap_or_default();
         Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": parsed}}))
     };
     calls.into_iter().enumerate().map(one).collect()

@@ -64,7 +64,7 @@ pub(super) fn stats(plan: &Plan, choices: &[Choice]) -> CanopyStats {
     CanopyStats {
         mode: request.speculation.mode.name(),
         budget: request.speculation.budget,
-        seed: request.sampling.seed,
+        seed: request.sampling.seed as i64,
         rounds,
         nodes: sum(|s| s.nodes),
         committed,

@@ -1,6 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -47,7 +48,11 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiE
 #[utoipa::path(get, path = "/v1/models/{id}", tag = "openai",
     params(("id" = String, Path, description = "Name")),
     responses((status = 200, description = "The model", body = Model), Errors))]
-pub async fn one(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
+pub async fn one(
+    State(state): State<AppState>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Model>, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::path(&rejection))?;
     find(&state, &id)
 }
 
@@ -57,8 +62,9 @@ pub async fn one(State(state): State<AppState>, Path(id): Path<String>) -> Resul
     responses((status = 200, description = "The model", body = Model), Errors))]
 pub async fn one_of_owner(
     State(state): State<AppState>,
-    Path((owner, name)): Path<(String, String)>,
+    name: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    let Path((owner, name)) = name.map_err(|rejection| ApiError::path(&rejection))?;
     find(&state, &format!("{owner}/{name}"))
 }
 

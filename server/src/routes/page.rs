@@ -2,6 +2,7 @@
 
 use axum::Router;
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
@@ -26,10 +27,18 @@ pub fn routes() -> Router<AppState> {
         .route("/results/{*path}", get(in_folder("results")))
 }
 
+/// A file's name as it stands in the path.
+type Named = Result<Path<String>, PathRejection>;
+
 fn in_folder(
     folder: &'static str,
-) -> impl Fn(Path<String>, HeaderMap) -> std::future::Ready<Response> + Clone + Send + 'static {
-    move |Path(path), headers| std::future::ready(file(&format!("{folder}/{path}"), &headers))
+) -> impl Fn(Named, HeaderMap) -> std::future::Ready<Response> + Clone + Send + 'static {
+    move |path: Named, headers| {
+        std::future::ready(match path {
+            Ok(Path(path)) => file(&format!("{folder}/{path}"), &headers),
+            Err(rejection) => ApiError::path(&rejection).into_response(),
+        })
+    }
 }
 
 /// One embedded file, or 304 for a reader who has it.

@@ -92,8 +92,8 @@ pub struct CanopyStats {
     pub mode: &'static str,
     /// The budget that was asked for.
     pub budget: Option<usize>,
-    /// The seed that the draws used.
-    pub seed: u64,
+    /// The seed that the draws used, as a request takes it.
+    pub seed: i64,
     /// Decode rounds.
     pub rounds: usize,
     /// Verified nodes, roots included.

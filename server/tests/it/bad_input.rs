@@ -174,6 +174,8 @@ fn a_bad_completion_field_is_named() {
 #[test]
 fn a_bad_chat_field_is_named() {
     let message = |fields: Value| json!({"messages": [{"role": "system", "content": "x"}, fields]});
+    const ARGUMENTS: &str = "messages[1].tool_calls[0].function.arguments";
+    let call = |call: Value| message(json!({"role": "assistant", "tool_calls": [call]}));
     let text = "word ".repeat(CONTEXT * 2);
     let cases = [
         (json!({"messages": null}), 400, "messages", "missing_field"),
@@ -208,6 +210,27 @@ fn a_bad_chat_field_is_named() {
             400,
             "messages[1].mood",
             "unknown_field",
+        ),
+        (call(json!({"function": {"name": "f", "arguments": {"a": 1}}})), 400, ARGUMENTS, "invalid_value"),
+        (call(json!({"function": {"name": "f", "arguments": "[]"}})), 400, ARGUMENTS, "invalid_value"),
+        (
+            call(json!({"function": {"name": 5}})),
+            400,
+            "messages[1].tool_calls[0].function.name",
+            "invalid_value",
+        ),
+        (call(json!({"function": {}})), 400, "messages[1].tool_calls[0].function.name", "missing_field"),
+        (
+            call(json!({"id": 5, "function": {"name": "f"}})),
+            400,
+            "messages[1].tool_calls[0].id",
+            "invalid_value",
+        ),
+        (
+            call(json!({"index": "0", "function": {"name": "f"}})),
+            400,
+            "messages[1].tool_calls[0].index",
+            "invalid_value",
         ),
         (message(json!({"role": "user", "content": text})), 400, "messages", "context_length_exceeded"),
         (json!({"max_completion_tokens": 0}), 400, "max_completion_tokens", "invalid_value"),
@@ -305,6 +328,15 @@ fn a_body_that_is_no_json_is_said_so() {
 }
 
 #[test]
+fn a_path_that_is_no_text_is_said_so() {
+    let (state, _) = toy_state(&Setup::default());
+    for path in ["/v1/models/%ff", "/v1/models/owner/%ff", "/assets/%ff", "/results/%ff"] {
+        let answer = oneshot(&state, Request::get(path).body(Body::empty()).unwrap());
+        assert_eq!(error(&answer), (400, None, "invalid_utf8".into()), "{path}");
+    }
+}
+
+#[test]
 fn a_body_of_another_type_is_415() {
     let (state, _) = toy_state(&Setup::default());
     for kind in
@@ -321,6 +353,14 @@ fn a_body_of_another_type_is_415() {
             "{kind:?}"
         );
     }
+    let compressed = Request::post(COMPLETIONS)
+        .header("content-type", "application/json")
+        .header("content-encoding", "gzip")
+        .body(Body::from(r#"{"prompt": "x"}"#));
+    assert_eq!(
+        error(&oneshot(&state, compressed.unwrap())),
+        (415, Some("content-encoding".into()), "unsupported_media_type".into())
+    );
     assert_works(&state);
 }
 
