@@ -156,6 +156,11 @@ impl Tokenizer {
         self.inner.vocabulary.len()
     }
 
+    /// What one token stands for.
+    pub fn bytes_of(&self, id: u32) -> TokenBytes {
+        self.inner.vocabulary.token_bytes(id)
+    }
+
     /// What every token stands for, by id.
     pub fn token_bytes(&self) -> Vec<TokenBytes> {
         (0..self.vocab_size() as u32).map(|id| self.inner.vocabulary.token_bytes(id)).collect()

@@ -4,6 +4,7 @@ use canopy_e2e::chat::{AnswerPart, ToolCallParser};
 use canopy_e2e::engine::{EmittedToken, FinishReason, PromptToken, StreamStats, TokenOrigin};
 use canopy_e2e::tokenizer::Detokenizer;
 
+use super::logprobs::Place;
 use super::{ReplyStart, Shape, logprobs, rounds};
 use crate::engine_thread::Update;
 use crate::reasoning::{ReasoningSplit, ThoughtTokens};
@@ -23,7 +24,7 @@ pub(super) struct Choice {
     pieces: Detokenizer,
     /// The prompt, until it is told.
     echo: Option<String>,
-    text_offset: usize,
+    place: Place,
     pub drafted: usize,
     pub bonus: usize,
     /// Rounds that are not told yet.
@@ -72,7 +73,7 @@ impl Choice {
             id: format!("{}-{index}", start.id),
             pieces: start.model.tokenizer.detokenizer(),
             echo: start.echoes.get(index / start.plan.choices).cloned().flatten(),
-            text_offset: 0,
+            place: Place::new(&start.model.tokenizer),
             drafted: 0,
             bonus: 0,
             steps: Vec::new(),
@@ -107,9 +108,9 @@ impl Choice {
         }
         if start.plan.request.logprobs.is_some() && told {
             if start.plan.stream && start.shape == Shape::Completion {
-                let offset = &mut self.text_offset;
-                let tokenizer = &start.model.tokenizer;
-                step.logprobs = Some(logprobs::completion(tokenizer, &update.prompt, &update.tokens, offset));
+                let (tokenizer, place) = (&start.model.tokenizer, &mut self.place);
+                let (prompt, tokens) = (&update.prompt, &update.tokens);
+                step.logprobs = Some(logprobs::completion(tokenizer, &step.content, prompt, tokens, place));
             } else {
                 step.prompt.clone_from(&update.prompt);
                 step.tokens = Some(update.tokens.clone());

@@ -15,6 +15,7 @@ use crate::types::answer::{
 };
 use crate::types::canopy::{Canopy, CanopyEnd};
 use choice::{Choice, Step};
+use logprobs::Place;
 
 const FINGERPRINT: &str = concat!("canopy-", env!("CARGO_PKG_VERSION"));
 
@@ -251,7 +252,9 @@ impl Choice {
     fn completion(self, start: &ReplyStart) -> CompletionChoice {
         let finish_reason = Some(self.finish_reason());
         let logprobs = start.plan.request.logprobs.map(|_| {
-            logprobs::completion(&start.model.tokenizer, &self.kept_prompt, &self.kept_tokens, &mut 0)
+            let tokenizer = &start.model.tokenizer;
+            let mut place = Place::new(tokenizer);
+            logprobs::completion(tokenizer, &self.content, &self.kept_prompt, &self.kept_tokens, &mut place)
         });
         let text = self.content;
         CompletionChoice { index: self.index, text, logprobs, finish_reason }

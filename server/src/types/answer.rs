@@ -130,14 +130,14 @@ pub struct ToolFunction {
 /// Log-probabilities of a completion.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
-    /// Each token's text.
+    /// Each token's text, `bytes:\xf0\x9f` for one that is no whole character.
     pub tokens: Vec<String>,
     /// ln p; null for a prompt's first token.
     pub token_logprobs: Vec<Option<f32>>,
     /// The most likely tokens and their ln p.
     #[schema(value_type = Vec<Option<Object>>)]
     pub top_logprobs: Vec<Option<Map<String, Value>>>,
-    /// Where each token starts in the text, in characters.
+    /// Where each token starts in the text, in characters; a character's tokens all start where it does.
     pub text_offset: Vec<usize>,
 }
 
@@ -168,8 +168,8 @@ pub struct TokenLogprob {
     pub token: String,
     /// ln p.
     pub logprob: Option<f32>,
-    /// The text's UTF-8 bytes; null for a token that is no whole character.
-    pub bytes: Option<Vec<u8>>,
+    /// The token's bytes in UTF-8, also where they are no whole character.
+    pub bytes: Vec<u8>,
 }
 
 /// Tokens counted.

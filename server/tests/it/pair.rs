@@ -104,6 +104,77 @@ fn a_stream_is_the_whole_answer_in_pieces_and_a_stop_never_leaks() {
     }
 }
 
+/// A byte of a character each, which have no text of their own.
+#[test]
+fn tokens_that_share_a_character_have_names_bytes_and_places_of_their_own() {
+    let prompt = "a\u{1f600}b<|im_end|>c";
+    let fields = json!({"prompt": prompt, "echo": true, "logprobs": 20, "max_tokens": 4});
+    let body = complete(fields.clone());
+    let (all, logprobs) = (text(&body), &body["choices"][0]["logprobs"]);
+    let tokens: Vec<&str> =
+        logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(tokens[1..5], [r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x98", r"bytes:\x80"]);
+    let offsets = logprobs["text_offset"].as_array().unwrap();
+    assert_eq!(offsets[..6], [0, 1, 1, 1, 1, 2].map(Value::from));
+    for (token, offset) in tokens.iter().zip(offsets) {
+        let at = usize::try_from(offset.as_u64().unwrap()).unwrap();
+        let rest: String = all.chars().skip(at).collect();
+        assert!(token.starts_with("bytes:") || rest.starts_with(token), "{token:?} at {at} of {all:?}");
+    }
+    for top in &logprobs["top_logprobs"].as_array().unwrap()[1..] {
+        assert_eq!(top.as_object().unwrap().len(), 20, "{top}");
+    }
+    let mut streamed = fields;
+    streamed["stream"] = true.into();
+    let chunks = post_json(&PAIR, "/v1/completions", &streamed).chunks();
+    let told = |name: &str| -> Vec<Value> {
+        let lists = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"][name].as_array());
+        lists.flatten().cloned().collect()
+    };
+    assert_eq!(&told("text_offset"), offsets);
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let body =
+        json!({"messages": messages, "max_tokens": 1, "logprobs": true, "grammar": "start: \"\u{1f600}\""});
+    let answer = post_json(&PAIR, "/v1/chat/completions", &body).json();
+    assert_eq!(answer["choices"][0]["logprobs"]["content"][0]["bytes"], json!([0xf0]));
+}
+
+#[test]
+fn a_seed_is_told_as_a_request_takes_it() {
+    let first = complete(json!({"prompt": PROMPT, "temperature": 1, "seed": -1, "canopy": true}));
+    assert_eq!(first["canopy"]["seed"], -1);
+    let seed = first["canopy"]["seed"].clone();
+    let again = complete(json!({"prompt": PROMPT, "temperature": 1, "seed": seed}));
+    assert_eq!(text(&first), text(&again));
+}
+
+/// Compiles, but has no text: a rule that never ends, an empty intersection, a text that a bias forbids.
+#[test]
+fn a_constraint_that_leaves_no_token_is_the_callers_error() {
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}});
+    let letter = TOKENIZER.encode("a").unwrap()[0];
+    let cases = [
+        json!({"response_format": schema}),
+        json!({"grammar": "start: B\nB: A & C\nA: /a/\nC: /c/"}),
+        json!({"grammar": "start: \"a\"", "logit_bias": {letter.to_string(): -100}}),
+    ];
+    for case in cases {
+        for stream in [false, true] {
+            let mut body = json!({"prompt": PROMPT, "max_tokens": 4, "stream": stream});
+            body.as_object_mut().unwrap().extend(case.as_object().unwrap().clone());
+            let answer = post_json(&PAIR, "/v1/completions", &body);
+            let body = answer.text();
+            let error: Value = serde_json::from_str(body.trim().trim_start_matches("data: ")).unwrap();
+            assert_eq!((answer.status, stream), if stream { (200, true) } else { (400, false) }, "{error}");
+            assert_eq!(error["error"]["code"], "invalid_value", "{error}");
+            assert!(
+                error["error"]["message"].as_str().unwrap().starts_with("no token can be chosen"),
+                "{error}"
+            );
+        }
+    }
+}
+
 #[test]
 fn streams_side_by_side_say_what_they_say_alone() {
     let prompts = ["def add(a, b):", "import os\n", "class Stack:", "def is_prime(n):", "x = ["];
