@@ -145,8 +145,8 @@ impl ApiError {
     /// 400: what the request asks for leaves no token to choose, which shows only while it is generated.
     pub fn no_token(position: usize) -> Self {
         let message = format!(
-            "no token can be chosen at position {position} of prompt and answer: expected one that format, grammar and \
-             logit_bias allow, got none"
+            "no token can be chosen after position {position} of prompt and answer: expected one that format, grammar and \
+             logit_bias allow, found within the limits of a grammar's work, got none"
         );
         Self { code: Some("invalid_value"), ..Self::invalid(message) }
     }
