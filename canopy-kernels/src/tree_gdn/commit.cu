@@ -114,7 +114,7 @@ __device__ __forceinline__ void commit(const CommitArgs& a, const int* path, con
 }  // namespace canopy
 
 #define CANOPY_COMMIT(NAME, T, COLS)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, COLS > 32 ? 4 : 1) tree_gdn_commit_##NAME(                           \
+    extern "C" __global__ void __launch_bounds__(256, 4) tree_gdn_commit_##NAME(                                          \
         const __grid_constant__ CommitArgs args, const int* path, const int* cu_rows, const int* slots, float* state) {   \
         canopy::commit<T, COLS / 32>(args, path, cu_rows, slots, state);                                                  \
     }

@@ -55,11 +55,8 @@ pub trait Element: DeviceRepr {
 }
 
 impl Element for f32 {
-    const SYMBOLS: [&'static str; 3] = [
-        "tree_gdn_gram_f32_k128",
-        "tree_gdn_solve_f32_k128_v128",
-        "tree_gdn_apply_f32_k128_v128",
-    ];
+    const SYMBOLS: [&'static str; 3] =
+        ["tree_gdn_gram_f32_k128", "tree_gdn_solve_f32_k128_v128", "tree_gdn_apply_f32_k128_v128"];
     const COMMIT: [&'static str; 3] = [
         "tree_gdn_commit_f32_k128_v128",
         "tree_gdn_commit_f32_k128_v128_c64",
@@ -68,11 +65,8 @@ impl Element for f32 {
 }
 
 impl Element for half::bf16 {
-    const SYMBOLS: [&'static str; 3] = [
-        "tree_gdn_gram_bf16_k128",
-        "tree_gdn_solve_bf16_k128_v128",
-        "tree_gdn_apply_bf16_k128_v128",
-    ];
+    const SYMBOLS: [&'static str; 3] =
+        ["tree_gdn_gram_bf16_k128", "tree_gdn_solve_bf16_k128_v128", "tree_gdn_apply_bf16_k128_v128"];
     const COMMIT: [&'static str; 3] = [
         "tree_gdn_commit_bf16_k128_v128",
         "tree_gdn_commit_bf16_k128_v128_c64",
