@@ -88,40 +88,54 @@ __device__ __forceinline__ void add(float (&acc)[4], float4 x, float times) {
     acc[3] = fmaf(x.w, times, acc[3]);
 }
 
-// A row's outputs in its parts, `step` float4s apart: the first Ahead of them.
+// A row's outputs in its parts, `step` float4s apart, on their way into shared memory: a thread's own, up to Ahead of them. A loop that is not
+// unrolled, as what adds them is not: a CTA runs its code once, and to fetch unrolled code takes longer than what it does.
 template <int Ahead>
-__device__ __forceinline__ void fetch(const float4* from, size_t step, int parts, float4 (&held)[Ahead]) {
-#pragma unroll
-    for (int n = 0; n < Ahead; ++n)
-        if (n < parts) held[n] = from[n * step];
-}
+struct Held {
+    float4 (*at)[kMergeThreads];
+    const float4* from;
+    size_t step;
+    int parts;
+
+    __device__ __forceinline__ void bring(int first) const {
+        const int some = min(parts - first, Ahead);
+#pragma unroll 1
+        for (int n = 0; n < some; ++n) copy16(shared_address(&at[n][threadIdx.x]), from + (first + n) * step, true);
+        copies_issued();
+    }
+
+    __device__ __forceinline__ float4 of(int n) const { return at[n % Ahead][threadIdx.x]; }
+
+    // Part n is wanted next.
+    __device__ __forceinline__ void want(int n) const {
+        if (n % Ahead) return;
+        if (n) bring(n);
+        copies_arrived<0>();
+    }
+};
 
 // Adds them, lane n of the warp having the level and sum of part n; the sum of weights.
 template <int Ahead>
-__device__ __forceinline__ float in_a_row(float scale, float2 ml, const float4* from, size_t step, int parts, float4 (&held)[Ahead],
-                                          float (&acc)[4]) {
+__device__ __forceinline__ float in_a_row(float scale, float2 ml, const Held<Ahead>& held, float (&acc)[4]) {
     float top = ml.x;
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1) top = fmaxf(top, __shfl_xor_sync(kFull, top, offset));
     const float shift = top == -INFINITY ? 0.f : top;
     const float down = power_of_two((ml.x - shift) * scale), share = __fmul_rn(fabsf(ml.y), down);
     float sum = 0.f;
-    for (int first = 0; first < parts; first += Ahead) {
-#pragma unroll
-        for (int n = 0; n < Ahead; ++n) {
-            if (first + n >= parts) break;
-            sum += __shfl_sync(kFull, share, first + n);
-            add(acc, held[n], __shfl_sync(kFull, down, first + n));
-        }
-        fetch(from + (first + Ahead) * step, step, parts - first - Ahead, held);
+#pragma unroll 1
+    for (int n = 0; n < held.parts; ++n) {
+        held.want(n);
+        sum += __shfl_sync(kFull, share, n);
+        add(acc, held.of(n), __shfl_sync(kFull, down, n));
     }
     return sum;
 }
 
 // The same, parts being splits: folds of kFold of them first, as ring_sm90a.cu adds them where a CTA makes a whole fold.
 template <int Ahead>
-__device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t step, int parts, float4 (&held)[Ahead], float (&acc)[4]) {
-    static_assert(Ahead % kFold == 0, "whole folds");
+__device__ __forceinline__ float in_folds(float2 ml, const Held<Ahead>& held, float (&acc)[4]) {
+    const int parts = held.parts;
     // every lane goes through the fold of its own split
     const int mine = threadIdx.x % 32, leader = mine / kFold * kFold;
     Level fold;
@@ -147,20 +161,17 @@ __device__ __forceinline__ float in_folds(float2 ml, const float4* from, size_t 
     const float times = power_of_two(fold.top - shift), share = __fmul_rn(fabsf(fold.sum), times);
     float sum = 0.f;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int first = 0; first < parts; first += Ahead) {
-#pragma unroll
-        for (int n = 0; n < Ahead; ++n) {
-            if (first + n >= parts) break;
-            const float older = __shfl_sync(kFull, down, first + n), newer = __shfl_sync(kFull, up, first + n);
-            const float4 y = held[n];
-            x = n % kFold == 0 ? y
-                               : make_float4(taken_in(x.x, older, y.x, newer), taken_in(x.y, older, y.y, newer),
-                                             taken_in(x.z, older, y.z, newer), taken_in(x.w, older, y.w, newer));
-            if (n % kFold < kFold - 1 && first + n + 1 < parts) continue;
-            sum += __shfl_sync(kFull, share, first + n);
-            add(acc, x, __shfl_sync(kFull, times, first + n));
-        }
-        fetch(from + (first + Ahead) * step, step, parts - first - Ahead, held);
+#pragma unroll 1
+    for (int n = 0; n < parts; ++n) {
+        held.want(n);
+        const float older = __shfl_sync(kFull, down, n), newer = __shfl_sync(kFull, up, n);
+        const float4 y = held.of(n);
+        x = n % kFold == 0 ? y
+                           : make_float4(taken_in(x.x, older, y.x, newer), taken_in(x.y, older, y.y, newer),
+                                         taken_in(x.z, older, y.z, newer), taken_in(x.w, older, y.w, newer));
+        if (n % kFold < kFold - 1 && n + 1 < parts) continue;
+        sum += __shfl_sync(kFull, share, n);
+        add(acc, x, __shfl_sync(kFull, times, n));
     }
     return sum;
 }
@@ -198,6 +209,7 @@ struct Merge {
     Out* out;
     const Walk& w;
     int row;
+    float4 (*place)[kMergeThreads];  // for Ahead parts
 
     __device__ __forceinline__ size_t index_of(int head) const { return (size_t)row * a.q_heads + head; }
     __device__ __forceinline__ size_t step() const { return (size_t)a.rows * a.q_heads * D / 4; }
@@ -212,10 +224,9 @@ struct Merge {
     }
 
     // The outputs from their parts; whether they are in doubt.
-    __device__ __forceinline__ bool add_up(int head, int parts, float2 ml, float4 (&held)[Ahead], float (&acc)[4]) const {
+    __device__ __forceinline__ bool add_up(float2 ml, const Held<Ahead>& held, float (&acc)[4]) const {
         // the levels of ring_sm90a.cu are powers of two already
-        const float sum = w.chunk == 1 ? in_folds(ml, from(head), step(), parts, held, acc)
-                                       : in_a_row(a.tiles ? 1.f : a.scale, ml, from(head), step(), parts, held, acc);
+        const float sum = w.chunk == 1 ? in_folds(ml, held, acc) : in_a_row(a.tiles ? 1.f : a.scale, ml, held, acc);
         bool doubtful = __any_sync(kFull, signbit(ml.y) != 0);
         const float whole = planted_ulp(sum), inverse = inverse_of(whole);
 #pragma unroll
@@ -240,9 +251,9 @@ struct Merge {
         float acc[4] = {0.f, 0.f, 0.f, 0.f};
         bool doubtful = false;
         if (parts > 0) {
-            float4 held[Ahead];
-            fetch(from(head), step(), parts, held);
-            doubtful = add_up(head, parts, weight_of(head, parts), held, acc);
+            const Held<Ahead> held{place, from(head), step(), parts};
+            held.bring(0);
+            doubtful = add_up(weight_of(head, parts), held, acc);
         } else if (w.slot >= 0) {
             acc[0] = acc[1] = acc[2] = acc[3] = NAN;  // lengths that the slot does not hold: nothing was read
         }
@@ -283,10 +294,11 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
                                       const float* part_o, const float2* part_ml, Out* out) {
     using M = Merge<D, Out, Ahead>;
     __shared__ Exact<D> x;
+    __shared__ float4 held[Ahead][kMergeThreads];
     const int places = gridDim.x / a.rows, row = blockIdx.x / places, place = blockIdx.x - row * places;
     const int stream = a.alone ? 0 : a.block_size ? row / (int)a.block_size : sequence[row];
     const Walk w = walk_of<D>(a, stream, lens, slots, cu_nodes);
-    const M merge{a, part_o, part_ml, out, w, row};
+    const M merge{a, part_o, part_ml, out, w, row, held};
     const int turns = ((int)a.q_heads + M::kHeads * places - 1) / (M::kHeads * places), parts = w.slot >= 0 && w.fits ? w.parts() : 0;
     const int first = place * turns * M::kHeads, last = min(first + turns * M::kHeads, (int)a.q_heads);
     wait_for_kernels_ahead();
@@ -301,7 +313,7 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
 
 }  // namespace canopy
 
-// Loads under way and CTAs of a multiprocessor: few rows wait for memory once, many share it.
+// Parts under way and CTAs of a multiprocessor: few rows wait for memory once, many share it.
 #define CANOPY_MERGE(D, NAME, OUT, AHEAD, CTAS)                                                                                    \
     extern "C" __global__ void __launch_bounds__(128, CTAS) attend_merge_d##D##_##NAME(                                            \
         const __grid_constant__ AttendArgs a, const __nv_bfloat16* q, const __nv_bfloat16* keys, const __nv_bfloat16* values,      \
@@ -311,12 +323,12 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
     }
 
 CANOPY_MERGE(256, f32, float, 16, 4)
-CANOPY_MERGE(256, f32_many, float, 4, 6)
+CANOPY_MERGE(256, f32_many, float, 8, 6)
 #ifndef CANOPY_CONTROLS
 CANOPY_MERGE(256, bf16, __nv_bfloat16, 16, 4)
 CANOPY_MERGE(128, bf16, __nv_bfloat16, 16, 4)
 CANOPY_MERGE(128, f32, float, 16, 4)
-CANOPY_MERGE(256, bf16_many, __nv_bfloat16, 4, 6)
-CANOPY_MERGE(128, bf16_many, __nv_bfloat16, 4, 6)
-CANOPY_MERGE(128, f32_many, float, 4, 6)
+CANOPY_MERGE(256, bf16_many, __nv_bfloat16, 8, 6)
+CANOPY_MERGE(128, bf16_many, __nv_bfloat16, 8, 6)
+CANOPY_MERGE(128, f32_many, float, 8, 6)
 #endif
