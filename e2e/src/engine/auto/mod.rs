@@ -268,6 +268,9 @@ impl Tuner {
     fn look_up(&self, stream: &mut Candidate<'_>, rows: usize) -> Option<Lookup> {
         let extra = |nodes| self.rate * (self.passes().predict(rows + nodes) - self.passes().predict(rows));
         let most = stream.depth.min(stream.budget);
+        if most == 0 {
+            return None;
+        }
         stream.tuning.hits.propose(&self.hits, stream.history, most, extra)
     }
 

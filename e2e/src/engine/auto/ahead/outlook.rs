@@ -100,42 +100,42 @@ impl Outlook<'_> {
     }
 
     /// The streams to draft a shape, if any.
-    fn best(&self, shape: usize, lucky: f64) -> Option<Best> {
+    fn best(&self, plain: &Best, shape: usize, lucky: f64) -> Option<Best> {
         let looked_up = |stream: usize| self.lookups[stream].as_ref().map_or(0.0, |lookup| lookup.gain);
         let mut order: Vec<(usize, f64)> = (0..self.streams.len())
             .filter(|&stream| self.streams[stream].horizon > 0)
             .map(|stream| (stream, self.gain(shape, stream, lucky) - looked_up(stream)))
             .collect();
         order.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let plain = self.undrafted();
         let mut nodes: usize = self.lookups.iter().flatten().map(|lookup| lookup.tokens.len()).sum();
-        let (mut tokens, mut best) = (plain.tokens, None::<Best>);
-        for count in 1..=order.len() {
-            let (stream, more) = order[count - 1];
+        let (mut tokens, mut best, mut drafting) = (plain.tokens, None::<Best>, 0);
+        for (before, &(stream, more)) in order.iter().enumerate() {
+            let count = before + 1;
             tokens += more;
             nodes -= self.lookups[stream].as_ref().map_or(0, |lookup| lookup.tokens.len());
             let seconds = self.seconds(Some(shape), count, nodes);
             let score = tokens / seconds * if count == self.streams.len() { ALL } else { 1.0 };
             if seconds.is_finite() && best.as_ref().is_none_or(|best| score > best.score) {
-                let drafting = order[..count].iter().map(|stream| stream.0).collect();
-                best = Some(Best { score, tokens, seconds, shape: Some(shape), drafting });
+                drafting = count;
+                best = Some(Best { score, tokens, seconds, shape: Some(shape), drafting: Vec::new() });
             }
         }
-        best
+        let first = order[..drafting].iter().map(|stream| stream.0);
+        best.map(|best| Best { drafting: first.collect(), ..best })
     }
 
     /// What to do in the round.
     pub fn decide(&self) -> Decision {
         let plain = self.undrafted();
         let all = (0..self.ahead.shapes.len()).filter(|&shape| self.allowed(shape));
-        let drafted: Vec<Best> = all.filter_map(|shape| self.best(shape, 0.0)).collect();
+        let drafted: Vec<Best> = all.filter_map(|shape| self.best(&plain, shape, 0.0)).collect();
         let highest = |a: &&Best, b: &&Best| a.score.total_cmp(&b.score);
         let best = drafted.iter().max_by(highest).filter(|best| best.rate() > plain.rate()).unwrap_or(&plain);
         let rate = best.rate();
         let seen = self.ahead.pairs.iter().map(Pairs::count).fold(0.0, f64::max);
         if best.shape.is_some()
-            && (seen < FIRST || self.ahead.untried >= APART)
-            && let Some((Best { shape, drafting, .. }, loss)) = self.trial(best)
+            && (seen < FIRST || self.ahead.untried >= APART && self.ahead.credit > 0.0)
+            && let Some((Best { shape, drafting, .. }, loss)) = self.trial(&plain, best)
             && (seen < FIRST || self.ahead.credit >= loss)
         {
             let tried = Some(if seen < FIRST { 0.0 } else { loss });
@@ -168,12 +168,12 @@ impl Outlook<'_> {
     }
 
     /// A tree to be tried in place of `best`, and what that is expected to cost.
-    fn trial(&self, best: &Best) -> Option<(Best, f64)> {
+    fn trial(&self, plain: &Best, best: &Best) -> Option<(Best, f64)> {
         let trees = (0..self.ahead.shapes.len()).filter(|&shape| {
             self.ahead.shapes[shape].is_tree && Some(shape) != best.shape && self.allowed(shape)
         });
         let lucky =
-            trees.filter_map(|shape| self.best(shape, LUCKY)).filter(|lucky| lucky.score > best.score);
+            trees.filter_map(|shape| self.best(plain, shape, LUCKY)).filter(|lucky| lucky.score > best.score);
         let lucky = lucky.max_by(|a, b| a.score.total_cmp(&b.score))?;
         let shape = lucky.shape?;
         let over: f64 = lucky
