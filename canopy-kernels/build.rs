@@ -3,6 +3,7 @@
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::sync::{Mutex, PoisonError};
@@ -140,8 +141,11 @@ impl Nvcc {
 /// What ptxas says of each image; empty images without nvcc. As many at once as cargo allows jobs.
 fn compile_all(nvcc: Option<&Nvcc>, images: &[Image]) -> Result<Vec<String>, String> {
     let Some(nvcc) = nvcc else {
-        let empty = |path: &Path| fs::write(path, []).map_err(|e| format!("{}: {e}", path.display()));
-        return images.iter().map(|image| empty(&image.fatbin).map(|()| String::new())).collect();
+        let empty = |image: &Image| {
+            let _ = fs::remove_file(stamp_of(&image.fatbin));
+            fs::write(&image.fatbin, []).map_err(|e| format!("{}: {e}", image.fatbin.display()))
+        };
+        return images.iter().map(|image| empty(image).map(|()| String::new())).collect();
     };
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let waiting = Mutex::new(images.iter().enumerate());
@@ -165,8 +169,8 @@ fn headers(fatbin: &Path) -> Vec<String> {
     listed.split_whitespace().filter(own).map(String::from).collect()
 }
 
-/// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix. An image that is
-/// newer than its source and headers stays, if the same compiler made it with the same arguments.
+/// One fatbin: SASS for every architecture, PTX for the newest one without a letter suffix. An image stays if the same
+/// compiler made it with the same arguments from the same texts.
 fn compile(nvcc: &Nvcc, image: &Image) -> Result<String, String> {
     let Image { source, fatbin, archs, planted, .. } = image;
     let mut command = Command::new(&nvcc.path);
@@ -182,10 +186,12 @@ fn compile(nvcc: &Nvcc, image: &Image) -> Result<String, String> {
         command.arg(format!("-gencode=arch=compute_{arch},code=compute_{arch}"));
     }
     command.arg("-o").arg(fatbin).arg(source);
-    let (made, stamp) = (format!("{:?} {command:?}\n", nvcc.version), fatbin.with_extension("made"));
+    let asked = format!("{:?} {command:?}", nvcc.version);
+    let made = || format!("{asked}\n{:016x}\n", texts_of(source, fatbin));
+    let stamp = stamp_of(fatbin);
     if let Ok(last) = fs::read_to_string(&stamp)
-        && let Some(log) = last.strip_prefix(&made)
-        && newer(fatbin, source)
+        && let Some(log) = last.strip_prefix(&made())
+        && fatbin.is_file()
     {
         return Ok(log.into());
     }
@@ -195,14 +201,20 @@ fn compile(nvcc: &Nvcc, image: &Image) -> Result<String, String> {
     if !run.status.success() {
         return Err(format!("{} failed on {}:\n{log}", nvcc.path.display(), source.display()));
     }
-    fs::write(&stamp, made + &log).map_err(|e| format!("{}: {e}", stamp.display()))?;
+    fs::write(&stamp, made() + &log).map_err(|e| format!("{}: {e}", stamp.display()))?;
     Ok(log)
 }
 
-/// Whether an image was made after the last change of its source and of every header; a header that is gone is a change.
-fn newer(fatbin: &Path, source: &Path) -> bool {
-    let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
-    let Some(made) = changed(fatbin) else { return false };
-    let mut from = headers(fatbin).into_iter().map(PathBuf::from).chain([source.into()]);
-    from.all(|path: PathBuf| changed(&path).is_some_and(|changed| changed < made))
+/// Says what an image was made from, and what ptxas said of it.
+fn stamp_of(fatbin: &Path) -> PathBuf {
+    fatbin.with_extension("made")
+}
+
+/// Of the source and its headers, not of their times: another checkout may share the target directory.
+fn texts_of(source: &Path, fatbin: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for path in headers(fatbin).iter().map(Path::new).chain([source]) {
+        (path, fs::read(path).ok()).hash(&mut hasher);
+    }
+    hasher.finish()
 }

@@ -102,6 +102,8 @@ fn only_images_whose_source_or_header_changed_are_compiled_again() -> Result<()>
             ("CANOPY_CUDA_ARCHS", archs),
             ("NUM_JOBS", "2"),
         ];
+        let env = env.into_iter().chain((archs == "none").then_some(("CANOPY_TYPECHECK_ONLY", "1")));
+        let env: Vec<_> = env.collect();
         let (output, lines) = run_in(&sources, &script, &out, &env)?;
         let compiled = read_to_string(sources.join("compiled")).unwrap_or_default();
         let _ = remove_file(sources.join("compiled"));
@@ -123,6 +125,15 @@ fn only_images_whose_source_or_header_changed_are_compiled_again() -> Result<()>
     assert_eq!(build("80,90")?.2, all, "other arguments");
     remove_file(out.join("room_c.fatbin"))?;
     assert_eq!(build("80,90")?.2, ["c.cu"]);
+    // as another checkout's source may be: older, and not the same
+    write(sources.join("src/room/a.cu"), "older")?;
+    std::fs::File::options()
+        .write(true)
+        .open(sources.join("src/room/a.cu"))?
+        .set_modified(std::time::UNIX_EPOCH)?;
+    assert_eq!(build("80,90")?.2, ["a.cu"]);
+    assert!(build("none")?.2.is_empty(), "a type check compiles nothing");
+    assert_eq!(build("80,90")?.2, all, "and leaves no image that a build could take for its own");
     write(sources.join("src/room/broken.cu"), "")?;
     for _ in 0..2 {
         let (good, lines, compiled) = build("80,90")?;
