@@ -2,7 +2,7 @@
 import { readFileSync, readdirSync, writeFileSync, mkdirSync, existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { kernelRows, e2eRows, crossoverCells, machineRows, otherRows } from "./rows.mjs";
+import { kernelRows, e2eRows, crossoverCells, machineRows, otherRows, withoutRepeated } from "./rows.mjs";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const from = join(here, "../../bench/results");
@@ -23,9 +23,12 @@ export function readRows(folder) {
   return rows;
 }
 
+// sweeps of the kernels as they are, which repeat points of earlier ones
+const NEWER = ["h200-gdn-plans.jsonl", "h200-gdn-dispatch.jsonl"];
+
 const rows = readRows(from);
 const files = {
-  "kernels.json": { rows: kernelRows(rows), crossover: crossoverCells(rows), other: otherRows(rows) },
+  "kernels.json": { rows: withoutRepeated(kernelRows(rows), NEWER), crossover: crossoverCells(rows), other: otherRows(rows) },
   "e2e.json": { rows: e2eRows(rows) },
   "machines.json": { rows: machineRows(rows) },
 };

@@ -45,6 +45,15 @@ export function kernelRows(rows) {
   }).map(compact);
 }
 
+const point = ({ us, p10, p90, line, source, note, ...rest }) => JSON.stringify(rest);
+
+/** Without the rows whose point a row of the `newer` files measures again. */
+export function withoutRepeated(rows, newer) {
+  const isNewer = (row) => newer.includes(row.line.split(":")[0]);
+  const again = new Set(rows.filter(isNewer).map(point));
+  return rows.filter((row) => isNewer(row) || !again.has(point(row)));
+}
+
 /** Tokens a second end to end. */
 export function e2eRows(rows) {
   return rows.flatMap((row) => {

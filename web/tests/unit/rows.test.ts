@@ -1,12 +1,18 @@
 import { expect, test } from "vitest";
 // @ts-expect-error the export tool is plain JavaScript
-import { crossoverCells, e2eRows, kernelRows, machineRows, otherRows } from "../../tools/rows.mjs";
+import { crossoverCells, e2eRows, kernelRows, machineRows, otherRows, withoutRepeated } from "../../tools/rows.mjs";
 
 test("reads the kernels' rows under either name of the median", () => {
   const base = { case: "tree_gdn.verify", variant: "fused", batch: 1, nodes: 64, shape: "bole", device: "NVIDIA H200", line: "a:1" };
   const rows = kernelRows([{ ...base, us_median: 9.5 }, { ...base, median_us: 8 }, { ...base, us_median: null }, { case: "machine", line: "a:4" }]);
   expect(rows.map(({ us }: { us: number }) => us)).toEqual([9.5, 8]);
   expect(rows[0]).toMatchObject({ who: "canopy", case: "tree_gdn.verify", nodes: 64, line: "a:1" });
+});
+
+test("a point that a newer sweep measures again is drawn from there alone", () => {
+  const at = (line: string, nodes: number, us: number) => ({ case: "tree_gdn.verify", variant: "fused", batch: 1, nodes, us, line });
+  const rows = withoutRepeated([at("old.jsonl:1", 64, 11), at("new.jsonl:1", 64, 10), at("old.jsonl:2", 128, 20)], ["new.jsonl"]);
+  expect(rows.map(({ line }: { line: string }) => line)).toEqual(["new.jsonl:1", "old.jsonl:2"]);
 });
 
 test("tells canopy's, peers' and papers' rows apart", () => {
