@@ -2,10 +2,11 @@
 
 use canopy_candle::stated_parts;
 
-use super::auto::{Tuner, Walked};
+use super::auto::{StreamTuning, Tuner, Walked};
 use super::plan::{AheadOf, Plan, Rows, Source, Work};
 use super::round::Outcome;
 use super::{Engine, Mode, StageTimes};
+use crate::tree::CandidateTree;
 
 impl Engine {
     /// Tells `auto` what the round cost and brought.
@@ -40,14 +41,9 @@ impl Engine {
             match (source, &outcome.walked) {
                 (&Source::Drafter { block_rows, horizon }, Some((path, _))) => {
                     self.tuner.observe_draft(tuning, (block_rows, horizon), tree, path);
-                    continue;
                 }
-                (&Source::Lookup { matched }, Some((path, _))) => {
-                    self.tuner.observe_lookup(tuning, matched, tree.budget(), path.len() - 1);
-                }
-                _ => {}
+                _ => observe_undrafted(&mut self.tuner, tuning, (tree, source), outcome, times),
             }
-            Tuner::observe_plain(tuning, times.total());
         }
         if let Some(rows) = rows {
             let seconds = times.verify + times.accept + times.commit;
@@ -99,14 +95,9 @@ impl Engine {
                         (false, Some(_), None) => {}
                     }
                     self.tuner.observe_planned(tuning, ahead.bucket, gain);
-                    continue;
                 }
-                (&Source::Lookup { matched }, Some((path, _))) => {
-                    self.tuner.observe_lookup(tuning, matched, tree.budget(), path.len() - 1);
-                }
-                _ => {}
+                _ => observe_undrafted(&mut self.tuner, tuning, (tree, source), outcome, times),
             }
-            Tuner::observe_plain(tuning, times.total());
         }
         let prompts = plan.work.iter().any(|work| work.tree().is_none());
         if let Some(bucket) = ahead.bucket.filter(|_| !prompts && !self.config.settle_stages) {
@@ -114,4 +105,18 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// A round in which an `auto` stream drafted nothing: what a lookup brought, and that it is longer without a draft.
+fn observe_undrafted(
+    tuner: &mut Tuner,
+    tuning: &mut StreamTuning,
+    (tree, source): (&CandidateTree, &Source),
+    outcome: &Outcome,
+    times: &StageTimes,
+) {
+    if let (&Source::Lookup { matched }, Some((path, _))) = (source, &outcome.walked) {
+        tuner.observe_lookup(tuning, matched, tree.budget(), path.len() - 1);
+    }
+    Tuner::observe_plain(tuning, times.total());
 }

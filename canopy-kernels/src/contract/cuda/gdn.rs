@@ -5,9 +5,10 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::buffers::{Element, Gpu, Guarded, Scratch};
+use super::rows::Faults;
 use super::{Kernel, TIER_A, TIER_B};
 use crate::Result;
-use crate::contract::Gate::{self, Invariant, Nonfinite, Repeat, Shapes, Sums};
+use crate::contract::Gate::{Invariant, Nonfinite, Repeat, Shapes, Sums};
 use crate::contract::bound::Bound;
 use crate::contract::scene::{Scene, Shape};
 use crate::contract::subjects::Subject;
@@ -18,8 +19,6 @@ use crate::tree_gdn_serial::launch as serial;
 
 /// qkv is input 0.
 const QKV: &[usize] = &[0];
-
-type Faults = &'static [(Gate, &'static str)];
 
 const VERIFY_FAULTS: Faults = &[
     (Nonfinite, "leak"),

@@ -46,26 +46,24 @@ impl Depths {
     }
 }
 
-/// Mean length of the right beginning of chains of 0, 1, 2, ... nodes, up to `most`.
-pub(super) fn runs(rates: &Rates, most: usize) -> Vec<f64> {
+/// Mean numbers of right tokens behind `from` right ones, of chains of `from + 1`, `from + 2`, ... nodes, up to `most`.
+fn further(rates: &Rates, from: usize, most: usize) -> impl Iterator<Item = f64> {
     let (mut reached, mut sum) = (1.0, 0.0);
-    let depths = (0..most).map(|depth| {
+    (from..most).map(move |depth| {
         reached *= rates[depth.min(DEPTHS - 1)];
         sum += reached;
         sum
-    });
-    std::iter::once(0.0).chain(depths).collect()
+    })
+}
+
+/// Mean length of the right beginning of chains of 0, 1, 2, ... nodes, up to `most`.
+pub(super) fn runs(rates: &Rates, most: usize) -> Vec<f64> {
+    std::iter::once(0.0).chain(further(rates, 0, most)).collect()
 }
 
 /// How many more tokens are right behind `right` ones, of a chain of `most`.
 pub(super) fn more(rates: &Rates, right: usize, most: usize) -> f64 {
-    let mut reached = 1.0;
-    (right..most)
-        .map(|depth| {
-            reached *= rates[depth.min(DEPTHS - 1)];
-            reached
-        })
-        .sum()
+    further(rates, right, most).last().unwrap_or(0.0)
 }
 
 #[cfg(test)]
