@@ -8,7 +8,7 @@
 // again carefully: such values are replaced by zeros, which leaves the sums of rows that do not see them as they are, and rows that do
 // see one are marked by the sign of l, for merge.cu to settle in float64.
 #include "args.cuh"
-#include "canopy/mma.cuh"
+#include "canopy/tf32.cuh"
 #include "lanes.cuh"
 
 namespace canopy {
@@ -29,14 +29,8 @@ __device__ __forceinline__ uint32_t at(int row, int chunk) {
     return row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
-__device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
 // Waits for the two warps that share rows.
-__device__ __forceinline__ void pair_sync(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
+__device__ __forceinline__ void pair_sync(int pair) { meet<64>(pair + 1); }
 
 // `count` rows of `stride` elements from `src` on; the rest of the tile becomes zeros.
 template <int TILE_ROWS, int D, int THREADS>
@@ -302,7 +296,7 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
 #pragma unroll
                     for (int np = 0; np < S::kTilesO / 2; ++np) {
                         uint32_t vb[4];
-                        load_transposed(vb, v_at + at<S::kRow>(16 * step + lane % 16, half * S::kTilesO + 2 * np + lane / 16));
+                        load_columns_of_rows(vb, v_at + at<S::kRow>(16 * step + lane % 16, half * S::kTilesO + 2 * np + lane / 16));
 #pragma unroll
                         for (int mt = 0; mt < 2; ++mt) {
                             mma(o[mt][2 * np], pa[mt], vb[0], vb[1]);

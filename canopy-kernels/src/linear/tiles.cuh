@@ -4,17 +4,11 @@
 #include "args.cuh"
 #include "canopy/bulk.cuh"
 #include "canopy/fault.cuh"
+#include "canopy/ptx.cuh"
 
 namespace canopy {
 
 constexpr int kSteps = 8;  // of 16 inputs in a chunk
-
-// Past the L1, which has no second reader.
-__device__ __forceinline__ uint4 stream16(const void* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
 
 __device__ __forceinline__ uint32_t tiles_of(const LinearArgs& a, uint32_t block) { return min(8u, a.tiles - block * 8); }
 
@@ -79,10 +73,8 @@ struct Scale {
     // Two values of a word: magnitudes in bits 0 to 6 and 16 to 22, signs in bits 15 and 31. With the exponent of 128 in front of a magnitude m
     // it is 128 + m, and one multiply-add makes m times the scale of it, rounded once.
     __device__ __forceinline__ uint32_t times(uint32_t word) const {
-        uint32_t product;
         const uint32_t value = (word & 0x807f807fu) | 0x43004300u, rest = (word & 0x80008000u) ^ base;
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(value), "r"(one), "r"(rest));
-        return product;
+        return fma_pairs(value, one, rest);
     }
 };
 

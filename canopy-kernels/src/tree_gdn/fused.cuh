@@ -16,6 +16,7 @@
 #include "canopy/gdn_rows.cuh"
 #include "canopy/mma.cuh"
 #include "canopy/plan.cuh"
+#include "canopy/ptx.cuh"
 #include "args.cuh"
 #include "replay.cuh"
 #include "rows.cuh"
@@ -233,7 +234,7 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
     }
     copies_issued();
     const Row* values = rows + 2ull * a.k_heads * kDk + (size_t)hv * kDv + col0;
-    if (tid < nodes) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (size_t)tid * width));
+    if (tid < nodes) prefetch(values + (size_t)tid * width);
     if (!kStateFirst) fetch_state(0);
     typename Before::template Replay<NV, THREADS> replay(before, a.k_heads, a.v_heads, hv, col0);
     copies_arrived<1>();
@@ -404,7 +405,7 @@ __device__ void fused(FusedArgs a, Before before, const Row* qkv, const float* g
         }
         begin = end;
         if constexpr (kTeamWarps == 1) __syncwarp();
-        else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kTeamWarps * 32) : "memory");
+        else meet<kTeamWarps * 32>(team + 1);
     }
     if (CANOPY_FAULT(overrun)) u_out[(size_t)cu_nodes[gridDim.z] * a.v_heads * kDv] = 0.f;
     if (tid == 0) planted_touch(qkv);
