@@ -91,6 +91,11 @@ const emulation::Kernel*& emulation::kernels() {
     return first;
 }
 
+int emulation::planted_fault() {
+    const char* fault = getenv("CANOPY_EMULATED_FAULT");
+    return fault ? atoi(fault) : 0;
+}
+
 extern "C" {
 
 int cuInit(unsigned) { return kSuccess; }

@@ -30,6 +30,9 @@ struct Entry<Function> {
     static void call(void** params) { unpacked(params, std::index_sequence_for<Params...>()); }
 };
 
+// The fault that CANOPY_EMULATED_FAULT asks for, 0 without.
+int planted_fault();
+
 struct Listed {
     explicit Listed(Kernel& kernel) {
         kernel.next = kernels();
@@ -47,3 +50,6 @@ struct Listed {
 #define CANOPY_LISTED(name, shared)                                                       \
     static emulation::Kernel listed_##name{#name, emulation::Entry<&name>::call, shared, nullptr}; \
     static const emulation::Listed first_##name{listed_##name};
+
+// Sets a source's own copy of the fault.
+#define CANOPY_PLANTED(fault) static const int fault##_set = fault = emulation::planted_fault();

@@ -29,7 +29,7 @@ enum class Fault : int {
 
 }  // namespace canopy
 
-#ifdef CANOPY_CONTROLS
+#if defined(CANOPY_CONTROLS) || defined(CANOPY_EMULATED_FAULTS)
 extern "C" {
 __constant__ int canopy_fault = 0;
 }

@@ -190,6 +190,7 @@ fn nan(stream: &Arc<CudaStream>) -> Result<(), String> {
     let tree = DraftTree::bole(64, 2).map_err(text)?;
     let mut case = Case::new(dims, TreeBatch::single(tree.clone(), 0), 1, Hardness::Random, round_bf16, 3);
     let before = tier_a(stream, &case, None, 32)?;
+    let clean = case.qkv.clone();
     let planted = [(5usize, 300usize, f32::NAN), (9, 260, f32::INFINITY), (12, 130, f32::NAN)];
     for (node, channel, value) in planted {
         case.qkv[node * dims.qkv_width() + channel] = value;
@@ -208,6 +209,17 @@ fn nan(stream: &Arc<CudaStream>) -> Result<(), String> {
                 return Err(format!("node {node}: got {got}, float64 gives {want}"));
             }
         }
+    }
+    // whichever node a kernel takes last, its value may not reach the nodes above
+    case.qkv = clean;
+    let is_leaf = |node: usize| !tree.parents().contains(&(node as i32));
+    for leaf in (0..tree.len()).filter(|&node| is_leaf(node)) {
+        case.qkv[leaf * dims.qkv_width() + 300] = f32::NAN;
+    }
+    let after = tier_a(stream, &case, None, 32)?;
+    for node in (0..tree.len()).filter(|&node| !is_leaf(node)) {
+        let rows = node * plane..(node + 1) * plane;
+        same(&format!("node {node}, above leaves that are NaN"), &before.o[rows.clone()], &after.o[rows])?;
     }
     Ok(())
 }
