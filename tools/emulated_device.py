@@ -4,8 +4,10 @@
   LD_LIBRARY_PATH=$(python3 tools/emulated_device.py --out target/emulated) cargo test -p canopy-kernels --features cuda --test gpu
 
 Every src/<room>/*.cu but those for Hopper's own instructions (`*_sm90a.cu`) is compiled by g++ with the headers in canopy-kernels/emulation, which
-also says what the emulation checks. A source is compiled anew when it, a header or the emulation changed. With --faults the kernels hold the
-contract's faults (include/canopy/fault.cuh), of which CANOPY_EMULATED_FAULT picks one by number; emulated_faults.py runs them.
+also says what the emulation checks. A source is compiled anew when it, a header or the emulation changed. The kernels hold the
+contract's faults (include/canopy/fault.cuh), so that the contract runs with its controls:
+
+  LD_LIBRARY_PATH=... cargo test -p canopy-kernels --features controls --test contract_cuda
 """
 import argparse
 import concurrent.futures
@@ -43,14 +45,12 @@ def shared_memory(text):
     return ("", "nullptr")
 
 
-def compiled(source, includes, out, faults):
+def compiled(source, includes, out):
     """The object of one source; of a CUDA source with its kernels and its shared memory listed."""
     device = source.suffix == ".cu"
     name = f"{source.parent.name}_{source.stem}" if device else source.stem
     # rooms have functions of one name, which one library may not hold
-    flags = [*FLAGS, *includes, *(["-include", "device.h", f"-Dcanopy=canopy_{name}"] if device else [])]
-    if faults and device:
-        flags += ["-DCANOPY_EMULATED_FAULTS", f"-Dcanopy_fault=canopy_fault_{name}"]
+    flags = [*FLAGS, *includes, *(["-include", "device.h", "-DCANOPY_EMULATED", f"-Dcanopy=canopy_{name}", f"-Dcanopy_fault=canopy_fault_{name}"] if device else [])]
     text = run(["g++", *flags, "-DCANOPY_LIST", "-E", "-P", "-x", "c++", source])
     stamp, built, unit = out / f"{name}.hash", out / f"{name}.o", out / f"{name}.cpp"
     digest = hashlib.sha256((" ".join(flags) + text).encode()).hexdigest()
@@ -60,10 +60,12 @@ def compiled(source, includes, out, faults):
             lines.insert(0, '#include "kernels.h"')
             buffer = shared_memory(text)
             lines += buffer[:1]
-            if f"int canopy_fault_{name} " in text:
-                lines.append(f"CANOPY_PLANTED(canopy_fault_{name})")
+            fault = f"canopy_fault_{name}"
+            planted = f"int {fault} " in text
+            lines += [f"CANOPY_PLANTED({fault})"] * planted
+            fault = f"{fault}_of_thread" if planted else "nullptr"
             entries = dict.fromkeys(re.findall(r"\bCANOPY_KERNEL\s+void\s+(\w+)\s*\(", text))
-            lines += [f"CANOPY_LISTED({entry}, {buffer[1]})" for entry in entries]
+            lines += [f"CANOPY_LISTED({entry}, {buffer[1]}, {fault})" for entry in entries]
         unit.write_text("\n".join(lines) + "\n")
         run(["g++", *flags, "-c", unit, "-o", built])
         stamp.write_text(digest)
@@ -73,7 +75,6 @@ def compiled(source, includes, out, faults):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--out", required=True, help="folder for objects and the library")
-    ap.add_argument("--faults", action="store_true", help="kernels with the contract's faults inside")
     ap.add_argument("--jobs", type=int, default=os.cpu_count())
     args = ap.parse_args()
     out = pathlib.Path(args.out).resolve()
@@ -82,7 +83,7 @@ def main():
     includes = [f"-I{home / 'include'}", f"-I{home}", f"-I{KERNELS / 'include'}"]
     sources = [s for s in sorted(KERNELS.glob("src/*/*.cu")) if not s.stem.endswith("_sm90a")] + sorted(home.glob("*.cpp"))
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        objects = list(pool.map(lambda source: compiled(source, includes, out, args.faults), sources))
+        objects = list(pool.map(lambda source: compiled(source, includes, out), sources))
     run(["g++", "-shared", "-o", out / "libcuda.so.1", *objects])
     print(out)
 

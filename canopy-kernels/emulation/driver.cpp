@@ -55,7 +55,18 @@ int release(void* pointer) {
     return kSuccess;
 }
 
-int launch(const emulation::Kernel* kernel, emulation::Dim3 grid, emulation::Dim3 block, size_t shared_bytes, void** params) {
+// What an image is loaded as: all kernels, whose names are unique, under a fault of its own.
+struct Module {
+    int fault = 0;
+};
+struct Function {
+    const emulation::Kernel* kernel;
+    const Module* module;
+};
+
+int launch(const Function* function, emulation::Dim3 grid, emulation::Dim3 block, size_t shared_bytes, void** params) {
+    const emulation::Kernel* kernel = function->kernel;
+    if (kernel->fault) *kernel->fault() = function->module->fault;
     if (const char* wrong = emulation::run_grid(grid, block, kernel->shared ? kernel->shared() : nullptr, shared_bytes, [&] { kernel->call(params); })) {
         fprintf(stderr, "emulation: %s: %s\n", kernel->name, wrong);
         return kLaunchFailed;
@@ -89,11 +100,6 @@ int device_attribute(int attribute) {
 const emulation::Kernel*& emulation::kernels() {
     static const Kernel* first = nullptr;
     return first;
-}
-
-int emulation::planted_fault() {
-    const char* fault = getenv("CANOPY_EMULATED_FAULT");
-    return fault ? atoi(fault) : 0;
 }
 
 extern "C" {
@@ -142,23 +148,39 @@ int cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t bytes, void*) { retu
 int cuMemsetD8_v2(void* to, unsigned char value, size_t bytes) { return memset(to, value, bytes), kSuccess; }
 int cuMemsetD8Async(void* to, unsigned char value, size_t bytes, void*) { return memset(to, value, bytes), kSuccess; }
 
-// A module is all kernels, whatever the image: names are unique.
-int cuModuleLoadData(void** module, const void*) { return *module = reinterpret_cast<void*>(0x2000), kSuccess; }
-int cuModuleUnload(void*) { return kSuccess; }
-int cuModuleGetFunction(const emulation::Kernel** function, void*, const char* name) {
+int cuModuleLoadData(Module** module, const void*) { return *module = new Module, kSuccess; }
+int cuModuleUnload(Module* module) { return delete module, kSuccess; }
+int cuModuleGetFunction(Function** function, Module* module, const char* name) {
     for (const emulation::Kernel* kernel = emulation::kernels(); kernel; kernel = kernel->next)
-        if (!strcmp(kernel->name, name)) return *function = kernel, kSuccess;
+        if (!strcmp(kernel->name, name)) return *function = new Function{kernel, module}, kSuccess;
     return kNotFound;
 }
-int cuFuncGetAttribute(int* value, int, const emulation::Kernel*) { return *value = 0, kSuccess; }
-int cuFuncSetAttribute(const emulation::Kernel*, int, int) { return kSuccess; }
-int cuLaunchKernel(const emulation::Kernel* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
-                   void*, void** params, void**) {
-    return launch(kernel, {gx, gy, gz}, {bx, by, bz}, shared_bytes, params);
+int cuModuleGetGlobal_v2(int** address, size_t* bytes, Module* module, const char* name) {
+    if (strcmp(name, "canopy_fault")) return kNotFound;
+    *address = &module->fault;
+    *bytes = sizeof module->fault;
+    return kSuccess;
 }
-int cuLaunchKernelEx(const LaunchConfig* c, const emulation::Kernel* kernel, void** params, void**) {
-    return launch(kernel, {c->grid[0], c->grid[1], c->grid[2]}, {c->block[0], c->block[1], c->block[2]}, c->shared_bytes, params);
+int cuFuncGetAttribute(int* value, int, const Function*) { return *value = 0, kSuccess; }
+int cuFuncSetAttribute(const Function*, int, int) { return kSuccess; }
+int cuLaunchKernel(const Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes, void*,
+                   void** params, void**) {
+    return launch(function, {gx, gy, gz}, {bx, by, bz}, shared_bytes, params);
 }
+int cuLaunchKernelEx(const LaunchConfig* c, const Function* function, void** params, void**) {
+    return launch(function, {c->grid[0], c->grid[1], c->grid[2]}, {c->block[0], c->block[1], c->block[2]}, c->shared_bytes, params);
+}
+
+// A part of the device runs as the whole does.
+int cuDeviceGetDevResource(int, void*, int) { return kSuccess; }
+int cuDevSmResourceSplitByCount(void* part, unsigned*, const void*, void*, unsigned, unsigned least) {
+    constexpr size_t kCount = 96;  // where CUdevResource has an SM resource's count
+    return memcpy(static_cast<char*>(part) + kCount, &least, sizeof least), kSuccess;
+}
+int cuDevResourceGenerateDesc(void**, void*, unsigned) { return kSuccess; }
+int cuGreenCtxCreate(void** context, void*, int, unsigned) { return *context = malloc(1), kSuccess; }
+int cuGreenCtxDestroy(void* context) { return free(context), kSuccess; }
+int cuGreenCtxStreamCreate(void** stream, void*, unsigned flags, int) { return cuStreamCreate(stream, flags); }
 
 int cuGetErrorName(int, const char** name) { return *name = "emulation", kSuccess; }
 int cuGetErrorString(int, const char** text) { return *text = "an error of the emulated device; see standard error", kSuccess; }

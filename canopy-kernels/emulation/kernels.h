@@ -12,6 +12,7 @@ struct Kernel {
     const char* name;
     void (*call)(void** params);
     char* (*shared)();  // what its source declares as `extern __shared__`, of this CPU thread; null without
+    int* (*fault)();    // its source's own copy of the planted fault, of this CPU thread; null without
     const Kernel* next;
 };
 
@@ -30,9 +31,6 @@ struct Entry<Function> {
     static void call(void** params) { unpacked(params, std::index_sequence_for<Params...>()); }
 };
 
-// The fault that CANOPY_EMULATED_FAULT asks for, 0 without.
-int planted_fault();
-
 struct Listed {
     explicit Listed(Kernel& kernel) {
         kernel.next = kernels();
@@ -47,9 +45,9 @@ struct Listed {
     alignas(1024) thread_local type name[emulation::kSharedBuffer / sizeof(type)];         \
     static char* shared_of_block() { return reinterpret_cast<char*>(name); }
 
-#define CANOPY_LISTED(name, shared)                                                       \
-    static emulation::Kernel listed_##name{#name, emulation::Entry<&name>::call, shared, nullptr}; \
-    static const emulation::Listed first_##name{listed_##name};
+#define CANOPY_PLANTED(fault) \
+    static int* fault##_of_thread() { return &fault; }
 
-// Sets a source's own copy of the fault.
-#define CANOPY_PLANTED(fault) static const int fault##_set = fault = emulation::planted_fault();
+#define CANOPY_LISTED(name, shared, fault)                                                                \
+    static emulation::Kernel listed_##name{#name, emulation::Entry<&name>::call, shared, fault, nullptr}; \
+    static const emulation::Listed first_##name{listed_##name};

@@ -19,7 +19,7 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __shared__ thread_local
-#define __constant__
+#define __constant__ thread_local
 #define __restrict__
 #define __grid_constant__
 #define __launch_bounds__(...)

@@ -1,5 +1,5 @@
 // Faults that the contract plants (src/contract): with CANOPY_CONTROLS a source is compiled once more, and one fault at a time is picked in
-// it by number. Without, CANOPY_FAULT is the constant false and nothing of it is left in a kernel.
+// it by number, as in the emulation. Without, CANOPY_FAULT is the constant false and nothing of it is left in a kernel.
 #pragma once
 #include <stdint.h>
 
@@ -29,7 +29,8 @@ enum class Fault : int {
 
 }  // namespace canopy
 
-#if defined(CANOPY_CONTROLS) || defined(CANOPY_EMULATED_FAULTS)
+#if defined(CANOPY_CONTROLS) || defined(CANOPY_EMULATED)
+#define CANOPY_FAULTS
 extern "C" {
 __constant__ int canopy_fault = 0;
 }

@@ -85,7 +85,7 @@ __device__ __forceinline__ uint32_t seen_keys(const Row& row, const uint32_t* ma
 }
 
 // The arguments, with the faults that lie in them.
-#ifdef CANOPY_CONTROLS
+#ifdef CANOPY_FAULTS
 __device__ __forceinline__ AttendArgs planted(AttendArgs a) {
     if (CANOPY_FAULT(score_scale)) a.scale *= 1.0625f;
     if (CANOPY_FAULT(window)) a.window -= 1;

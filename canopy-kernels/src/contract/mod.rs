@@ -24,12 +24,14 @@ mod cuda;
 mod fault;
 mod gates;
 mod limits;
+mod report;
 mod scene;
 mod subjects;
 #[cfg(test)]
 mod tests;
 
 pub use fault::{Control, Fault};
+pub use report::Sum;
 
 use gates::Check;
 use subjects::Subject;
