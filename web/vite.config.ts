@@ -40,7 +40,7 @@ export default defineConfig({
   },
   test: {
     projects: [
-      { test: { name: "unit", include: ["tests/unit/**/*.test.ts"] } },
+      { test: { name: "unit", include: ["tests/unit/**/*.test.ts"], testTimeout: 240_000 } },
       { test: { name: "browser", include: ["tests/browser/**/*.test.ts"], testTimeout: 240_000, hookTimeout: 240_000, fileParallelism: false, expect: { poll: { timeout: 100_000, interval: 20 } } } },
     ],
   },

@@ -2,6 +2,7 @@
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -75,13 +76,22 @@ class PodTest(unittest.TestCase):
             "POD_API": f"http://127.0.0.1:{self.server.server_port}", "POD_STATE": str(self.state), "POD_WATCH_SECONDS": "0.05", **changes,
         }
         environment = {name: value for name, value in environment.items() if value is not None}
-        done = subprocess.run([sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=30)
+        done = subprocess.run([sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=300)
         self.assertNotIn("secret-key", done.stdout + done.stderr)
         return done
 
     def age(self, hours):
         started = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=hours)
         Fake.pods["p1"]["lastStartedAt"] = started.isoformat()
+        return started
+
+    def assert_cost(self, started, price):
+        """`cost` tells the price of the hours from `started` to some moment of its run, to the cent."""
+        def dollars():
+            return price * (datetime.datetime.now(datetime.timezone.utc) - started).total_seconds() / 3600
+        low, done, high = dollars(), self.run_pod("cost"), dollars()
+        cost = float(re.fullmatch(r"(\d+\.\d\d) USD\n", done.stdout).group(1))
+        self.assertTrue(low - 0.006 <= cost <= high + 0.006, f"{done.stdout}: expected {low} to {high}")
 
     def test_a_pods_life(self):
         self.assertEqual(self.run_pod("create").returncode, 0)
@@ -92,11 +102,11 @@ class PodTest(unittest.TestCase):
         self.assertIn("no address yet", self.run_pod("ssh-info").stderr)
         Fake.pods["p1"].update(publicIp="192.0.2.7", portMappings={"22": 10022})
         self.assertEqual(self.run_pod("ssh-info").stdout, "ssh -p 10022 root@192.0.2.7\n")
-        self.age(1.5)
-        self.assertEqual(self.run_pod("cost").stdout, "6.00 USD\n")
+        started = self.age(1.5)
+        self.assert_cost(started, 4.0)
         # As the API writes them: the price as text, the time with a Z.
-        Fake.pods["p1"].update(costPerHr="4.00", lastStartedAt=Fake.pods["p1"]["lastStartedAt"][:23] + "Z")
-        self.assertEqual(self.run_pod("cost").stdout, "6.00 USD\n")
+        Fake.pods["p1"].update(costPerHr="4.00", lastStartedAt=started.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z")
+        self.assert_cost(started, 4.0)
         self.assertEqual(self.run_pod("stop").returncode, 0)
         self.assertIn("EXITED", self.run_pod("status").stdout)
         self.assertEqual(self.run_pod("terminate").returncode, 0)

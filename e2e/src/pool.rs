@@ -80,41 +80,46 @@ mod tests {
 
     use super::*;
 
-    fn settle() {
-        let start = Instant::now();
-        while WATCHES.load(Ordering::Relaxed) > 0 {
-            assert!(start.elapsed() < Duration::from_secs(10), "a thread stays awake for ever");
-            std::thread::sleep(Duration::from_millis(2));
+    /// Works in a pool of so many threads until they have all ended, which a thread that stays awake does not. Other tests'
+    /// passes keep threads of other pools awake meanwhile.
+    fn within(threads: usize, work: impl FnOnce() + Send + 'static) {
+        let (told, ended) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            pool.build_scoped(|thread| thread.run(), |pool| pool.install(work)).unwrap();
+            told.send(()).unwrap();
+        });
+        match ended.recv_timeout(Duration::from_secs(60)) {
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("a thread stays awake for ever"),
+            _ => waiting.join().unwrap(),
         }
     }
 
     #[test]
     fn threads_wake_work_and_sleep_again() {
         for threads in [1, 2, 5] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            for _ in 0..50 {
-                let sum = pool.install(|| {
-                    run(|| {
+            within(threads, || {
+                for _ in 0..50 {
+                    let sum = run(|| {
                         let half = |range: std::ops::Range<u32>| range.map(u64::from).sum::<u64>();
                         let (a, b) = rayon::join(|| half(0..500), || run(|| half(500..1000)));
                         a + b
-                    })
-                });
-                assert_eq!(sum, 499_500);
-            }
-            settle();
+                    });
+                    assert_eq!(sum, 499_500);
+                }
+            });
         }
         assert!(run(|| rayon::current_thread_index().is_some()));
-        settle();
     }
 
     #[test]
     fn a_panic_leaves_the_pool_usable() {
-        let caught = std::panic::catch_unwind(|| run(|| panic!("work failed")));
-        assert!(caught.is_err());
-        let ran = AtomicBool::new(false);
-        run(|| ran.store(true, Ordering::Relaxed));
-        assert!(ran.into_inner());
-        settle();
+        within(2, || {
+            let caught = std::panic::catch_unwind(|| run(|| panic!("work failed")));
+            assert!(caught.is_err());
+            let ran = AtomicBool::new(false);
+            run(|| ran.store(true, Ordering::Relaxed));
+            assert!(ran.into_inner());
+        });
     }
 }

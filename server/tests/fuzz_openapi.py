@@ -42,7 +42,7 @@ def main():
         tool = Path(sys.executable).parent / "schemathesis"
         fuzz = [
             tool, "run", schema(url, folder), "--url", url, "--checks", "not_a_server_error", "--mode", "all", "--phases", args.phases,
-            "--max-examples", str(args.cases), "--request-timeout", "30", "--seed", str(args.seed), "--workers", "4", "--no-color",
+            "--max-examples", str(args.cases), "--request-timeout", "300", "--seed", str(args.seed), "--workers", "4", "--no-color",
         ]
         outcome = subprocess.run(fuzz, timeout=1800)
         if outcome.returncode != 0:

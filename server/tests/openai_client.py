@@ -194,7 +194,7 @@ def main():
         except openai.AuthenticationError:
             print("key: ok", flush=True)
         server.send_signal(signal.SIGTERM)
-        equal(server.wait(timeout=30), 0, "exit code after SIGTERM")
+        equal(server.wait(timeout=300), 0, "exit code after SIGTERM")
         print("drain: ok", flush=True)
     finally:
         if server.poll() is None:

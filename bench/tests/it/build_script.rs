@@ -1,9 +1,10 @@
 //! canopy-kernels's build script, run as cargo runs it, on a machine that has no nvcc: an empty `PATH` and no `CUDA_HOME`.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../canopy-kernels");
 
@@ -78,10 +79,20 @@ echo "ptxas of $1" >&2
 case "$1" in *broken*) exit 2 ;; esac
 "#;
 
+/// Written by a process of its own: while a thread of this one has a file open for writing, what other threads start may
+/// hold it open too, and then it cannot be run.
+fn executable(path: &Path, text: &str) -> Result<()> {
+    let mut write = Command::new("sh");
+    write.args(["-c", "cat >\"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
+    let mut writing = write.spawn()?;
+    writing.stdin.take().context("a pipe")?.write_all(text.as_bytes())?;
+    ensure!(writing.wait()?.success(), "{} is not written", path.display());
+    Ok(())
+}
+
 #[test]
 fn only_images_whose_source_or_header_changed_are_compiled_again() -> Result<()> {
     use std::fs::{create_dir_all, read_to_string, remove_file, write};
-    use std::os::unix::fs::PermissionsExt;
 
     let dir = tempfile::tempdir()?;
     let (script, sources, out) = (compiled(dir.path())?, dir.path().join("crate"), dir.path().join("out"));
@@ -92,8 +103,7 @@ fn only_images_whose_source_or_header_changed_are_compiled_again() -> Result<()>
         write(sources.join(file), "")?;
     }
     let nvcc = dir.path().join("nvcc");
-    write(&nvcc, NVCC)?;
-    std::fs::set_permissions(&nvcc, PermissionsExt::from_mode(0o755))?;
+    executable(&nvcc, NVCC)?;
     let nvcc = nvcc.to_str().unwrap_or_default();
     let build = |archs| {
         let env = [

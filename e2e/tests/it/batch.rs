@@ -1,6 +1,7 @@
 //! Streams share passes and nothing else: each one's text is that of running it alone.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use canopy_e2e::Error;
 use canopy_e2e::engine::{
@@ -197,9 +198,9 @@ fn the_events_of_other_streams_wait_for_the_next_step() {
 #[test]
 fn a_stream_past_its_deadline_ends_between_rounds_and_frees_its_slot() {
     let (mut engine, log) = Toy::new(VOCAB).engine();
-    let now = std::time::Instant::now();
+    let now = Instant::now();
     let late = GenerateRequest { deadline: Some(now), ..GenerateRequest::new(vec![1, 2], 9) };
-    let hour = now + std::time::Duration::from_secs(3600);
+    let hour = now + Duration::from_secs(3600);
     let running = engine.submit(GenerateRequest { deadline: Some(hour), ..late.clone() }).unwrap();
     engine.step().unwrap();
     let waiting = engine.submit(late.clone()).unwrap();
@@ -210,13 +211,22 @@ fn a_stream_past_its_deadline_ends_between_rounds_and_frees_its_slot() {
     assert_eq!(events.iter().filter(|event| timed_out(event)).count(), 1, "{events:?}");
     assert!(events.iter().any(|(id, event)| *id == running && matches!(event, Event::Text { .. })));
     engine.cancel(running);
-    // Late while it runs: its deadline lies between two steps.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_millis(40);
-    let running =
-        engine.submit(GenerateRequest { deadline: Some(deadline), max_tokens: 200, ..late }).unwrap();
-    engine.step().unwrap();
-    assert_eq!(engine.load(), (1, 0));
-    std::thread::sleep(std::time::Duration::from_millis(60));
+    // Late while it runs: its deadline lies between two steps. Where the first one comes too late, it is given more time.
+    let mut time = Duration::from_millis(40);
+    let (running, deadline) = loop {
+        let deadline = Instant::now() + time;
+        let request = GenerateRequest { deadline: Some(deadline), max_tokens: 200, ..late.clone() };
+        let running = engine.submit(request).unwrap();
+        engine.step().unwrap();
+        if engine.load() == (1, 0) {
+            break (running, deadline);
+        }
+        time *= 2;
+        assert!(time < Duration::from_secs(60), "a stream is never in time");
+    };
+    while Instant::now() <= deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let events = engine.step().unwrap();
     assert!(
         matches!(events[..], [(id, Event::Done { reason: FinishReason::TimedOut, .. })] if id == running)

@@ -31,18 +31,17 @@ fn repo_ids() {
     }
 }
 
-/// Nothing listens on the port: an error within seconds that says what to do.
+/// Nothing listens on the port: an error that says what to do, after a few attempts.
 #[test]
 fn no_network() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = "http://127.0.0.1:1";
     let cache = tempfile::tempdir().unwrap();
     let start = Instant::now();
-    let endpoint = format!("http://127.0.0.1:{port}");
-    let text = message(fetch_with(REPO, &options(&endpoint, cache.path(), false)).unwrap_err());
-    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    let text = message(fetch_with(REPO, &options(endpoint, cache.path(), false)).unwrap_err());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     assert!(text.starts_with(&format!("owner/name: no answer from {endpoint} (")), "{text}");
     assert!(text.contains("--offline") && text.contains("--model DIR"), "{text}");
-    let name = fetch_with("no-owner", &options(&endpoint, cache.path(), false)).unwrap_err();
+    let name = fetch_with("no-owner", &options(endpoint, cache.path(), false)).unwrap_err();
     assert_eq!(message(name), "no-owner: expected owner/name");
 }
 
