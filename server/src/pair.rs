@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use canopy_e2e::constrain::Compiler;
 use canopy_e2e::engine::Engine;
 use canopy_e2e::loader;
 
@@ -25,6 +26,7 @@ pub fn load(config: &Config) -> canopy_e2e::Result<(Box<dyn Rounds>, ModelInfo)>
         context_len: pair.target.context_len(),
         has_drafter: pair.drafter.is_some(),
         tokenizer: Arc::clone(&pair.tokenizer),
+        grammars: Compiler::new(Arc::clone(&pair.tokenizer) as _),
         created: unix_now(),
         self_check: String::new(),
     };

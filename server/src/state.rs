@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::compiling::Compilations;
 use crate::config::Config;
 use crate::engine_thread::EngineHandle;
 use crate::error::ApiError;
@@ -18,6 +19,7 @@ struct Inner {
     config: Config,
     engine: EngineHandle,
     queue: Queue,
+    compilations: Compilations,
     metrics: Arc<Metrics>,
     draining: AtomicBool,
     answers: AtomicU64,
@@ -28,7 +30,8 @@ impl AppState {
     pub fn new(config: Config, engine: EngineHandle, metrics: Arc<Metrics>) -> Self {
         let queue = Queue::new(config.slots, config.max_waiting);
         let (draining, answers) = (AtomicBool::new(false), AtomicU64::new(0));
-        Self(Arc::new(Inner { config, engine, queue, metrics, draining, answers }))
+        let compilations = Compilations::for_this_machine();
+        Self(Arc::new(Inner { config, engine, queue, compilations, metrics, draining, answers }))
     }
 
     /// What the server runs with.
@@ -44,6 +47,11 @@ impl AppState {
     /// Admission.
     pub fn queue(&self) -> &Queue {
         &self.0.queue
+    }
+
+    /// Constraints that are being compiled.
+    pub fn compilations(&self) -> &Compilations {
+        &self.0.compilations
     }
 
     /// Counters.

@@ -4,15 +4,18 @@
 //! drawn, and a draft tree loses the nodes that the language refuses before it is verified. Both ask the state at
 //! the node's own root path, so a drafted text is the undrafted one. The languages are llguidance's: JSON, JSON Schema
 //! and a dialect of Lark.
+//!
+//! Compiling may take as long as hundreds of rounds: a [`Compiler`] does it on any thread, so that no round waits for it.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use crate::engine::Constraint;
+use crate::engine::{Constraint, TokenText};
 use crate::tree::CandidateTree;
 use crate::{Error, Result};
 
@@ -34,6 +37,49 @@ pub enum TokenBytes {
     Special(String),
     /// No token has this id.
     Unknown,
+}
+
+/// Compiles constraints for the vocabulary of a text, which is indexed when the first one comes. Clones share the index.
+#[derive(Clone)]
+pub struct Compiler {
+    text: Arc<dyn TokenText>,
+    grammars: Arc<Mutex<Option<Arc<Grammars>>>>,
+}
+
+impl Compiler {
+    /// For the vocabulary of `text`.
+    pub fn new(text: Arc<dyn TokenText>) -> Self {
+        Self { text, grammars: Arc::default() }
+    }
+
+    /// The start of a constraint's language; `None` for [`Constraint::None`].
+    ///
+    /// # Errors
+    /// Those of [`Grammars::new`] and [`Grammars::compile`]; [`Error::Request`] when the vocabulary is not known.
+    pub fn compile(&self, constraint: &Constraint) -> Result<Option<Grammar>> {
+        match constraint {
+            Constraint::None => Ok(None),
+            constraint => self.grammars()?.compile(constraint),
+        }
+    }
+
+    fn grammars(&self) -> Result<Arc<Grammars>> {
+        let mut grammars = self.grammars.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(grammars) = &*grammars {
+            return Ok(Arc::clone(grammars));
+        }
+        let tokens = self.text.token_bytes();
+        let tokens =
+            tokens.ok_or_else(|| refused("constraint", "none (unknown vocabulary)", "some".into()))?;
+        let indexed = Arc::new(Grammars::new(&tokens, self.text.stop_tokens())?);
+        Ok(Arc::clone(grammars.insert(indexed)))
+    }
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiler").finish_non_exhaustive()
+    }
 }
 
 /// Compiles constraints for one vocabulary.
@@ -158,6 +204,11 @@ pub struct Grammar {
 }
 
 impl Grammar {
+    /// The same state for another text, with caches and limits of its own: clones share theirs.
+    pub fn fork(&self) -> Self {
+        Self { matcher: self.matcher.deep_clone(), ends: Arc::clone(&self.ends) }
+    }
+
     /// The tokens that may come next, stop tokens among them when the text may end here.
     ///
     /// # Errors

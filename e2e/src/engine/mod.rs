@@ -33,7 +33,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use canopy_kernels::DraftTree;
 
-use crate::constrain::Grammars;
+use crate::constrain::Compiler;
 use crate::draft::Drafter;
 use crate::target::Target;
 use crate::tokenizer::Tokenizer;
@@ -156,8 +156,7 @@ pub struct Engine {
     drafter: Option<Box<dyn Drafter>>,
     text: Arc<dyn TokenText>,
     prefixes: PrefixCache,
-    /// Made for the first constraint.
-    grammars: Option<Grammars>,
+    grammars: Compiler,
     config: EngineConfig,
     limits: Limits,
     tuner: Tuner,
@@ -219,13 +218,13 @@ impl Engine {
         // The lowest slot is taken first.
         let free = (0..target.slots()).rev().collect();
         let (waiting, running, events) = (VecDeque::new(), Vec::new(), Vec::new());
-        let counters = Counters::default();
+        let (counters, grammars) = (Counters::default(), Compiler::new(Arc::clone(&text)));
         let mut engine = Self {
             target,
             drafter,
             text,
             prefixes: PrefixCache::new(config.cache_bytes, page),
-            grammars: None,
+            grammars,
             config,
             limits,
             tuner,

@@ -203,6 +203,9 @@ impl Limits {
                 request.min_tokens,
             ));
         }
+        if request.ignore_eos && request.constraint != Constraint::None {
+            return Err(refuse("ignore_eos", "false with a constraint, whose text ends", true));
+        }
         match &request.reasoning {
             Some(Reasoning { end, .. }) if end.is_empty() => {
                 Err(refuse("reasoning", "at least one token that ends the thought", "none"))
@@ -311,6 +314,9 @@ mod tests {
         }
         assert_eq!(refused(true, |r| r.logit_bias = vec![(1, f32::NEG_INFINITY)]), None);
         assert_eq!(refused(true, |r| r.min_tokens = 5), Some("min_tokens"));
+        assert_eq!(refused(true, |r| r.constraint = Constraint::JsonObject), None);
+        let both = |r: &mut GenerateRequest| (r.constraint, r.ignore_eos) = (Constraint::JsonObject, true);
+        assert_eq!(refused(true, both), Some("ignore_eos"));
         for end in [vec![], vec![10]] {
             let reasoning = Reasoning { end, budget: None };
             assert_eq!(refused(true, |r| r.reasoning = Some(reasoning)), Some("reasoning"));

@@ -12,7 +12,7 @@ use super::{
     Constraint, Engine, Event, FinishReason, GenerateRequest, Mode, PromptToken, Speculation, StreamId,
     StreamStats, contained,
 };
-use crate::constrain::{Grammar, Grammars};
+use crate::constrain::Grammar;
 use crate::{Error, Result};
 
 /// A checked request without a slot.
@@ -24,19 +24,48 @@ pub(super) struct Waiting {
 }
 
 impl Engine {
-    /// Checks a request and queues it. It gets a slot in one of the next steps.
+    /// Checks a request and queues it. It gets a slot in one of the next steps. A constraint is compiled meanwhile.
     ///
     /// # Errors
     /// [`Error::Request`] naming the field that cannot be served; [`Error::Full`] when every slot is taken and the
     /// queue is full.
     pub fn submit(&mut self, request: GenerateRequest) -> Result<StreamId> {
-        self.limits.check(&request)?;
+        self.check(&request)?;
+        let grammar = self.grammars.compile(&request.constraint)?;
+        self.queue(request, grammar)
+    }
+
+    /// [`Engine::submit`] with the constraint compiled beforehand by a [`Compiler`](crate::constrain::Compiler) of the
+    /// same vocabulary: compiles nothing.
+    ///
+    /// # Errors
+    /// Those of [`Engine::submit`]; [`Error::Request`] naming `constraint` when there is a grammar without a constraint
+    /// or a constraint without a grammar.
+    pub fn submit_compiled(
+        &mut self,
+        request: GenerateRequest,
+        grammar: Option<Grammar>,
+    ) -> Result<StreamId> {
+        self.check(&request)?;
+        match (&request.constraint, &grammar) {
+            (Constraint::None, Some(_)) => return Err(refuse("constraint", "the grammar's", "none")),
+            (Constraint::None, None) | (_, Some(_)) => {}
+            (_, None) => return Err(refuse("constraint", "its grammar", "none")),
+        }
+        self.queue(request, grammar)
+    }
+
+    fn check(&self, request: &GenerateRequest) -> Result<()> {
+        self.limits.check(request)?;
         if self.config.synthetic.is_some() && request.changes_rows() {
             let expected =
                 "no penalties, bias, constraint, reasoning or min_tokens with synthetic acceptance";
             return Err(refuse("request", expected, "some"));
         }
-        let grammar = self.grammar(&request)?;
+        Ok(())
+    }
+
+    fn queue(&mut self, request: GenerateRequest, grammar: Option<Grammar>) -> Result<StreamId> {
         if self.waiting.len() >= self.config.max_waiting + self.free.len() {
             return Err(Error::Full { running: self.running.len(), waiting: self.waiting.len() });
         }
@@ -44,25 +73,6 @@ impl Engine {
         self.next_id += 1;
         self.waiting.push_back(Waiting { id, request, grammar, submitted: Instant::now() });
         Ok(id)
-    }
-
-    /// The grammar of a request's constraint.
-    fn grammar(&mut self, request: &GenerateRequest) -> Result<Option<Grammar>> {
-        if request.constraint == Constraint::None {
-            return Ok(None);
-        }
-        if request.ignore_eos {
-            return Err(refuse("ignore_eos", "false with a constraint, whose text ends", true));
-        }
-        if self.grammars.is_none() {
-            let tokens = self.text.token_bytes();
-            let tokens = tokens.ok_or_else(|| refuse("constraint", "none (unknown vocabulary)", "some"))?;
-            self.grammars = Some(Grammars::new(&tokens, self.text.stop_tokens())?);
-        }
-        match &self.grammars {
-            Some(grammars) => grammars.compile(&request.constraint),
-            None => Ok(None),
-        }
     }
 
     /// Ends a stream; its slot is free before the next step, which reports it as cancelled. Unknown ids are ignored:

@@ -1,7 +1,10 @@
 //! Constrained text is in its language whatever is drafted, and the same in every mode.
 
+use std::sync::Arc;
+
 use canopy_e2e::Error;
-use canopy_e2e::engine::{Constraint, FinishReason, GenerateRequest, Generation, Reasoning, Sampling};
+use canopy_e2e::constrain::{Compiler, Grammar};
+use canopy_e2e::engine::{Constraint, Event, FinishReason, GenerateRequest, Generation, Reasoning, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -246,4 +249,47 @@ fn a_json_object_is_one_however_long_and_bad_schemas_are_named() {
     assert_eq!(refused(&mut engine, &|r| r.constraint = schema.clone()), "json_schema");
     assert_eq!(refused(&mut engine, &|r| r.constraint = Constraint::Grammar("start: (".into())), "grammar");
     assert_eq!(refused(&mut engine, &|r| r.ignore_eos = true), "ignore_eos");
+}
+
+/// One compilation on another thread, side by side in as many streams as ask for it, and twice in each slot.
+#[test]
+fn a_grammar_compiled_beforehand_is_the_one_that_is_submitted_with_its_constraint() {
+    let (mut engine, tokenizer) = engine(2, Some(512));
+    let compiler = Compiler::new(Arc::clone(&tokenizer) as _);
+    let constraint = Constraint::JsonSchema(person());
+    let compiled = std::thread::spawn({
+        let (compiler, constraint) = (compiler.clone(), constraint.clone());
+        move || compiler.compile(&constraint).unwrap().unwrap()
+    });
+    let grammar: Grammar = compiled.join().unwrap();
+    let prompts = ["def add(a, b):\n", "import os\n", "class Stack:\n", "x = ["];
+    let request = |text: &&str| GenerateRequest {
+        constraint: constraint.clone(),
+        ..GenerateRequest::new(tokenizer.encode(text).unwrap(), 200)
+    };
+    let requests: Vec<GenerateRequest> = prompts.iter().map(request).collect();
+    let alone: Vec<Vec<u32>> = requests.iter().map(|r| ids(&engine.run(r.clone()).unwrap())).collect();
+    let submit =
+        |request: &GenerateRequest| engine.submit_compiled(request.clone(), Some(grammar.fork())).unwrap();
+    let streams: Vec<_> = requests.iter().map(submit).collect();
+    let mut texts = vec![Vec::new(); streams.len()];
+    while engine.load() != (0, 0) {
+        for (id, event) in engine.step().unwrap() {
+            let stream = streams.iter().position(|&stream| stream == id).unwrap();
+            match event {
+                Event::Text { tokens, .. } => texts[stream].extend(tokens.iter().map(|token| token.id)),
+                Event::Done { reason, .. } => assert_eq!(reason, FinishReason::Stop),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(texts, alone);
+    let free = GenerateRequest::new(vec![1], 4);
+    for (request, grammar) in [(requests[0].clone(), None), (free, Some(grammar))] {
+        let refused = engine.submit_compiled(request, grammar);
+        assert!(matches!(refused, Err(Error::Request { field: "constraint", .. })), "{refused:?}");
+    }
+    let unknown = Compiler::new(Arc::new(canopy_e2e::engine::TokenIds));
+    assert!(unknown.compile(&Constraint::None).unwrap().is_none());
+    assert!(matches!(unknown.compile(&constraint), Err(Error::Request { field: "constraint", .. })));
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use canopy_e2e::constrain::Grammar;
 use canopy_e2e::engine::GenerateRequest;
 use tokio::sync::{mpsc, oneshot};
 
@@ -11,6 +12,7 @@ use crate::queue::Permit;
 
 pub(super) struct Submit {
     pub request: GenerateRequest,
+    pub grammar: Option<Grammar>,
     pub permit: Permit,
     pub reply: oneshot::Sender<Result<mpsc::Receiver<Update>, ApiError>>,
 }
@@ -48,20 +50,21 @@ impl EngineHandle {
         &self.health
     }
 
-    /// Hands a request to the engine; an error of the request comes back before any update.
+    /// Hands a request to the engine, with its constraint compiled; an error of the request comes back before any update.
     pub async fn submit(
         &self,
         request: GenerateRequest,
+        grammar: Option<Grammar>,
         permit: Permit,
     ) -> Result<mpsc::Receiver<Update>, ApiError> {
         let (reply, answer) = oneshot::channel();
         let stopped = || ApiError::engine_down("has stopped");
-        let command = Command::Submit(Box::new(Submit { request, permit, reply }));
+        let command = Command::Submit(Box::new(Submit { request, grammar, permit, reply }));
         self.commands.send(command).await.map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
 
-    /// Ends every stream with `error`.
+    /// Ends every stream with `error`, and every later one.
     pub async fn end_all(&self, error: ApiError) {
         // A closed channel means that the thread, and with it every stream, has ended.
         let _ = self.commands.send(Command::EndAll(error)).await;

@@ -10,6 +10,7 @@ mod runner;
 
 use std::sync::Arc;
 
+use canopy_e2e::constrain::{Compiler, Grammar};
 use canopy_e2e::engine::{
     EmittedToken, Engine, EngineStats, Event, FinishReason, GenerateRequest, PromptToken, RoundReport,
     StreamId, StreamStats,
@@ -26,8 +27,8 @@ use runner::Runner;
 
 /// What the thread runs: the engine, or a toy in tests.
 pub trait Rounds: Send {
-    /// See [`Engine::submit`].
-    fn submit(&mut self, request: GenerateRequest) -> canopy_e2e::Result<StreamId>;
+    /// See [`Engine::submit_compiled`].
+    fn submit(&mut self, request: GenerateRequest, grammar: Option<Grammar>) -> canopy_e2e::Result<StreamId>;
     /// See [`Engine::cancel`].
     fn cancel(&mut self, stream: StreamId);
     /// See [`Engine::load`].
@@ -42,8 +43,8 @@ pub trait Rounds: Send {
 }
 
 impl Rounds for Engine {
-    fn submit(&mut self, request: GenerateRequest) -> canopy_e2e::Result<StreamId> {
-        Engine::submit(self, request)
+    fn submit(&mut self, request: GenerateRequest, grammar: Option<Grammar>) -> canopy_e2e::Result<StreamId> {
+        Engine::submit_compiled(self, request, grammar)
     }
     fn cancel(&mut self, stream: StreamId) {
         Engine::cancel(self, stream);
@@ -72,6 +73,8 @@ pub struct ModelInfo {
     pub has_drafter: bool,
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// Compiles constraints for the tokenizer's vocabulary.
+    pub grammars: Compiler,
     /// Unix seconds of the load.
     pub created: u64,
     /// What the self-check generated.

@@ -34,6 +34,8 @@ pub(super) struct Runner {
     health: Arc<Health>,
     metrics: Arc<Metrics>,
     streams: HashMap<StreamId, Stream>,
+    /// What every request gets from the time on when all streams were ended.
+    closed: Option<ApiError>,
     buffer: usize,
 }
 
@@ -45,7 +47,7 @@ impl Runner {
         metrics: Arc<Metrics>,
         buffer: usize,
     ) -> Self {
-        Self { rounds, inbox, health, metrics, streams: HashMap::new(), buffer }
+        Self { rounds, inbox, health, metrics, streams: HashMap::new(), closed: None, buffer }
     }
 
     pub fn run(mut self) {
@@ -77,19 +79,26 @@ impl Runner {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit(submit) => self.submit(*submit),
-            Command::EndAll(error) => self.cancel_all(&error),
+            Command::EndAll(error) => {
+                self.cancel_all(&error);
+                self.closed = Some(error);
+            }
         }
     }
 
     fn submit(&mut self, submit: Submit) {
-        let Submit { request, permit, reply } = submit;
+        let Submit { request, grammar, permit, reply } = submit;
         if reply.is_closed() {
             return;
         }
-        let answer = match self.rounds.submit(request) {
+        let submitted = match &self.closed {
+            Some(error) => Err(error.clone()),
+            None => self.rounds.submit(request, grammar).map_err(ApiError::from),
+        };
+        let answer = match submitted {
             Err(error) => {
                 drop(permit);
-                Err(error.into())
+                Err(error)
             }
             Ok(stream) => {
                 let (updates, receiver) = mpsc::channel(self.buffer);

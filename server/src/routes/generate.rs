@@ -112,11 +112,21 @@ async fn submit(
         request.deadline = deadline;
         requests.push((field, request));
     }
+    let wire_name = |error, field: &str| wire_name(error, shape, (field, format));
+    let compiled = state.compilations().grammars(model, &plan.request.constraint, permits.len());
+    let compiled = match deadline {
+        None => compiled.await,
+        Some(deadline) => {
+            tokio::time::timeout_at(deadline.into(), compiled).await.map_err(|_| ApiError::timed_out())?
+        }
+    };
+    let grammars = compiled.map_err(|error| wire_name(error, "prompt"))?;
     let mut streams = Vec::with_capacity(permits.len());
-    for (index, permit) in permits.into_iter().enumerate() {
+    for (index, (permit, grammar)) in permits.into_iter().zip(grammars).enumerate() {
         let (field, request) = &requests[index / plan.choices];
-        let submitted = state.engine().submit(plan.choice(request, index % plan.choices), permit).await;
-        let updates = submitted.map_err(|error| wire_name(error, shape, (field, format)))?;
+        let request = plan.choice(request, index % plan.choices);
+        let submitted = state.engine().submit(request, grammar, permit).await;
+        let updates = submitted.map_err(|error| wire_name(error, field))?;
         let ended = stream::once(std::future::ready((index, None)));
         streams.push(ReceiverStream::new(updates).map(move |update| (index, Some(update))).chain(ended));
     }

@@ -373,6 +373,7 @@ fn a_drafted_mode_without_a_drafter_is_refused() {
         context_len: CONTEXT,
         has_drafter: false,
         tokenizer: std::sync::Arc::clone(&TOKENIZER),
+        grammars: canopy_e2e::constrain::Compiler::new(std::sync::Arc::clone(&TOKENIZER) as _),
         created: 7,
         self_check: String::new(),
     };
@@ -390,6 +391,7 @@ impl canopy_server::engine_thread::Rounds for Refusing {
     fn submit(
         &mut self,
         _: canopy_e2e::engine::GenerateRequest,
+        _: Option<canopy_e2e::constrain::Grammar>,
     ) -> canopy_e2e::Result<canopy_e2e::engine::StreamId> {
         Err(canopy_e2e::Error::Request { field: "prompt", expected: "another".into(), got: "this".into() })
     }
@@ -410,6 +412,7 @@ fn the_engines_own_refusal_has_the_wire_formats_field() {
         context_len: CONTEXT,
         has_drafter: false,
         tokenizer: std::sync::Arc::clone(&TOKENIZER),
+        grammars: canopy_e2e::constrain::Compiler::new(std::sync::Arc::clone(&TOKENIZER) as _),
         created: 7,
         self_check: String::new(),
     };

@@ -3,9 +3,10 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use canopy_e2e::constrain::Compiler;
 use canopy_e2e::loader::{self, ModelSource};
 use canopy_e2e::tokenizer::Tokenizer;
 use canopy_server::engine_thread::ModelInfo;
@@ -17,41 +18,13 @@ use crate::support::*;
 
 const MODES: [&str; 4] = ["ar", "chain", "tree", "auto"];
 
-/// Lets the target do so many passes and counts those that have begun.
-#[derive(Default)]
-struct Gate {
-    /// Passes that may go on (None: all) and passes that came.
-    state: Mutex<(Option<usize>, usize)>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn pass(&self) {
-        let mut state = self.state.lock().unwrap();
-        state.1 += 1;
-        let mut state = self.changed.wait_while(state, |state| state.0 == Some(0)).unwrap();
-        if let Some(left) = state.0.as_mut() {
-            *left -= 1;
-        }
-    }
-
-    /// Lets `more` passes through from now on.
-    fn allow(&self, more: Option<usize>) {
-        self.state.lock().unwrap().0 = more;
-        self.changed.notify_all();
-    }
-
-    fn begun(&self) -> usize {
-        self.state.lock().unwrap().1
-    }
-}
-
 /// A target that continues any prompt with `pieces[1..]` and repeats the last of them, and a drafter of block 16 that
 /// knows that. Token 0 is a letter that no script has.
 struct Script {
     pieces: Vec<Vec<u8>>,
     stop_tokens: Vec<u32>,
     tokenizer: Arc<Tokenizer>,
+    /// What every pass of the target goes through.
     gate: Arc<Gate>,
 }
 
@@ -88,6 +61,7 @@ impl Script {
             vocab_size: vocab,
             context_len: 256,
             has_drafter: true,
+            grammars: Compiler::new(Arc::clone(&tokenizer) as _),
             tokenizer,
             created: 7,
             self_check: String::new(),
@@ -254,7 +228,7 @@ fn max_tokens_around_a_block_of_16_is_exact() {
 /// Sends raw bytes and reads until the server closes the connection.
 fn raw(server: &Server, text: &str) -> String {
     let mut socket = TcpStream::connect(server.address).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     socket.write_all(text.as_bytes()).unwrap();
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer).expect("the server closes the connection");
@@ -304,8 +278,8 @@ fn a_reader_that_leaves_frees_its_slot_within_one_step() {
     socket.read_exact(&mut [0; 1]).unwrap();
     eventually("a fourth pass waits at the gate", || gate.begun() - before == 4);
     drop(socket);
-    // That pass has begun; the server gets time to see that the reader is gone.
-    std::thread::sleep(Duration::from_millis(500));
+    // That pass has begun.
+    eventually("the server sees that the reader is gone", || has_connections(&server.state, 0));
     assert_eq!(server.state.queue().in_flight(), 1);
     gate.allow(Some(1));
     // A fifth pass would wait at the gate for ever, and the place with it.

@@ -1,6 +1,7 @@
 //! The server's integration tests.
 
 mod bad_input; // every bad input: the status, the field named, the next request works
+mod compiling; // constraints that take long to compile
 mod connections; // late heads, floods, silence, deadlines
 mod fuzz; // bodies that nobody would write
 mod http; // routes, answers, headers, keys: no socket

@@ -8,10 +8,13 @@ use serde_json::json;
 
 use crate::support::*;
 
+/// Where no other test listens: none takes the port of a server that has ended. Linux has the whole network of 127.0.0.1.
+const OWN_ADDRESS: &str = if cfg!(target_os = "linux") { "127.0.0.3:0" } else { "127.0.0.1:0" };
+
 #[test]
 fn one_stream_too_many_is_429_and_says_when_to_come_back() {
-    let args = vec!["--slots", "1", "--max-waiting", "1"];
-    let server = Server::start(&Setup { args, delay: Duration::from_millis(30), ..Setup::default() });
+    let (args, held) = (vec!["--slots", "1", "--max-waiting", "1"], Held::default());
+    let server = Server::start(&Setup { args, begin: held.begin(), ..Setup::default() });
     let body = json!({"prompt": "x", "max_tokens": 40}).to_string();
     let admitted: Vec<_> = (0..2).map(|_| server.open("POST", "/v1/completions", &body)).collect();
     eventually("both are admitted", || server.state.queue().in_flight() == 2);
@@ -20,6 +23,7 @@ fn one_stream_too_many_is_429_and_says_when_to_come_back() {
     assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
     let error = &refused.json()["error"];
     assert_eq!((&error["type"], &error["code"]), (&json!("overloaded_error"), &json!("overloaded")));
+    held.release();
     for socket in admitted {
         let answer = read_answer(socket);
         assert_eq!(
@@ -54,8 +58,10 @@ fn a_body_over_the_limit_is_413_declared_or_not() {
 
 #[test]
 fn a_drain_finishes_what_runs_and_refuses_what_comes() {
-    let args = vec!["--slots", "1", "--max-waiting", "1"];
-    let mut server = Server::start(&Setup { args, delay: Duration::from_millis(30), ..Setup::default() });
+    let args = vec!["--slots", "1", "--max-waiting", "1", "--drain-timeout", "600"];
+    let held = Held::default();
+    let (state, _) = toy_state(&Setup { args, begin: held.begin(), ..Setup::default() });
+    let mut server = Server::at(OWN_ADDRESS, state);
     let body = json!({"prompt": "x", "max_tokens": 40, "stream": true}).to_string();
     let admitted: Vec<_> = (0..2).map(|_| server.open("POST", "/v1/completions", &body)).collect();
     eventually("both are admitted", || server.state.queue().in_flight() == 2);
@@ -65,6 +71,7 @@ fn a_drain_finishes_what_runs_and_refuses_what_comes() {
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("shutting_down")));
     assert!(refused.header("retry-after").is_some());
     assert_eq!(server.request("GET", "/health", "").status, 200);
+    held.release();
     for socket in admitted {
         let text: String = read_answer(socket)
             .chunks()
@@ -79,14 +86,15 @@ fn a_drain_finishes_what_runs_and_refuses_what_comes() {
 
 #[test]
 fn a_drain_that_takes_too_long_ends_the_streams_with_an_error() {
-    let args = vec!["--drain-timeout", "0"];
-    let mut server = Server::start(&Setup { args, delay: Duration::from_millis(30), ..Setup::default() });
+    let (args, held) = (vec!["--drain-timeout", "0"], Held::default());
+    let mut server = Server::start(&Setup { args, begin: held.begin(), ..Setup::default() });
     let body = json!({"prompt": "x", "max_tokens": 190, "stream": true}).to_string();
-    let socket = server.open("POST", "/v1/completions", &body);
-    eventually("the stream is admitted", || server.state.queue().in_flight() == 1);
+    let mut socket = server.open("POST", "/v1/completions", &body);
+    socket.read_exact(&mut [0; 1]).unwrap();
     server.stop();
-    let events = read_answer(socket).events();
-    assert!(events[events.len() - 1].contains("shutting_down"), "{events:?}");
+    let mut events = String::new();
+    socket.read_to_string(&mut events).unwrap();
+    assert!(events.trim_end().lines().last().unwrap().contains("shutting_down"), "{events}");
     server.join();
 }
 
@@ -94,12 +102,12 @@ fn a_drain_that_takes_too_long_ends_the_streams_with_an_error() {
 /// stream's steps go on meanwhile.
 #[test]
 fn a_slow_reader_stalls_nobody() {
-    let setup = Setup { args: vec!["--slots", "2"], delay: Duration::ZERO, update_buffer: 2 };
+    let setup = Setup { args: vec!["--slots", "2"], update_buffer: 2, ..Setup::default() };
     let (state, _) = toy_state(&setup);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let request = canopy_e2e::engine::GenerateRequest::new(vec![5], 150);
     let slow = state.queue().admit().unwrap();
-    let mut unread = runtime.block_on(state.engine().submit(request, slow)).unwrap();
+    let mut unread = runtime.block_on(state.engine().submit(request, None, slow)).unwrap();
     eventually("the slow reader's place is free", || state.queue().in_flight() == 0);
     let kept = std::iter::from_fn(|| unread.blocking_recv()).count();
     assert_eq!(kept, 2, "what fitted is still there, then the channel ends");
@@ -117,8 +125,8 @@ fn a_step_that_panics_is_told_by_health_and_answers_stay_whole() {
 
 #[test]
 fn a_stuck_step_is_told_by_health() {
-    let setup = Setup { delay: Duration::from_millis(400), ..Setup::default() };
-    let (state, _) = toy_state(&setup);
+    let (gate, begin) = Gate::of_steps();
+    let (state, _) = toy_state(&Setup { begin, ..Setup::default() });
     let health = || state.engine().health().check(Duration::from_millis(50));
     assert!(health().is_ok());
     let asking = std::thread::spawn({
@@ -126,6 +134,8 @@ fn a_stuck_step_is_told_by_health() {
         move || post_json(&state, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).status
     });
     eventually("the step is stuck", || health().is_err());
+    assert_eq!(gate.begun(), 1);
+    gate.allow(None);
     assert_eq!(asking.join().unwrap(), 200);
     eventually("the step is over", || health().is_ok());
 }

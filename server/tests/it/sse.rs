@@ -1,7 +1,6 @@
 //! Streams over real sockets: chunks, events of rounds, errors before and within, disconnects.
 
 use std::io::Read as _;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -161,30 +160,29 @@ fn invalid_parameters_of_a_stream_are_a_400_before_any_event() {
     }
 }
 
-/// The toy's steps take 50 ms. After the reader has left, the stream emits nothing in the next step and its place is
-/// free, so the waiting request gets its slot.
+/// The reader leaves while the second step goes on: nothing is emitted for it in a third, which is the waiting request's.
 #[test]
 fn a_disconnect_frees_the_slot_within_a_step() {
+    let (gate, begin) = Gate::of_steps();
     let args = vec!["--slots", "1", "--max-waiting", "1"];
-    let server = Server::start(&Setup { args, delay: Duration::from_millis(50), ..Setup::default() });
+    let server = Server::start(&Setup { args, begin, ..Setup::default() });
     let endless = json!({"prompt": "x", "max_tokens": 150, "stream": true}).to_string();
     let mut socket = server.open("POST", "/v1/completions", &endless);
-    let mut first = [0; 1];
-    socket.read_exact(&mut first).unwrap();
-    eventually("the stream runs", || {
-        get(&server.state, "/metrics").text().contains("canopy_streams_running 1")
-    });
+    gate.allow(Some(1));
+    eventually("the second step has begun", || gate.begun() == 2);
+    socket.read_exact(&mut [0; 1]).unwrap();
     let waiting =
         server.open("POST", "/v1/completions", &json!({"prompt": "y", "max_tokens": 2}).to_string());
     eventually("the second waits", || server.state.queue().in_flight() == 2);
-    let left = Instant::now();
     drop(socket);
+    eventually("the server sees that the reader has left", || has_connections(&server.state, 1));
+    gate.allow(None);
     let answer = read_answer(waiting);
     assert_eq!(
         (answer.status, answer.json()["choices"][0]["text"].as_str()),
         (200, Some(toy_text(2).as_str()))
     );
-    assert!(left.elapsed() < Duration::from_millis(1500), "75 steps were left, {:?} passed", left.elapsed());
+    assert_eq!(gate.begun(), 3);
     eventually("both places are free", || server.state.queue().in_flight() == 0);
     let metrics = get(&server.state, "/metrics");
     assert!(metrics.text().contains(r#"canopy_streams_total{reason="cancelled"} 1"#), "{}", metrics.text());
@@ -193,26 +191,33 @@ fn a_disconnect_frees_the_slot_within_a_step() {
 /// Nothing comes after the last reader has left during a step, and the metrics must not wait for it.
 #[test]
 fn an_idle_server_says_so_after_its_last_reader_left() {
-    let args = vec!["--slots", "1"];
-    let server = Server::start(&Setup { args, delay: Duration::from_millis(50), ..Setup::default() });
+    let (gate, begin) = Gate::of_steps();
+    let server = Server::start(&Setup { args: vec!["--slots", "1"], begin, ..Setup::default() });
     let endless = json!({"prompt": "x", "max_tokens": 150, "stream": true}).to_string();
-    let mut socket = server.open("POST", "/v1/completions", &endless);
-    socket.read_exact(&mut [0; 1]).unwrap();
+    let socket = server.open("POST", "/v1/completions", &endless);
+    eventually("the first step has begun", || gate.begun() == 1);
+    gate.allow(Some(1));
     let running = || get(&server.state, "/metrics").text().to_owned();
     eventually("the stream runs", || running().contains("canopy_streams_running 1"));
+    eventually("the second step has begun", || gate.begun() == 2);
     drop(socket);
+    eventually("the server sees that the reader has left", || has_connections(&server.state, 0));
+    assert_eq!(server.state.queue().in_flight(), 1);
+    gate.allow(None);
     eventually("the place is free", || server.state.queue().in_flight() == 0);
     eventually("no stream runs", || running().contains("canopy_streams_running 0"));
+    assert_eq!(gate.begun(), 2, "no step follows the one that the reader left in");
 }
 
 #[test]
 fn a_disconnect_frees_a_waiting_place_and_an_unstreamed_answer_too() {
-    let args = vec!["--slots", "1", "--max-waiting", "2"];
-    let server = Server::start(&Setup { args, delay: Duration::from_millis(20), ..Setup::default() });
+    let (args, held) = (vec!["--slots", "1", "--max-waiting", "2"], Held::default());
+    let server = Server::start(&Setup { args, begin: held.begin(), ..Setup::default() });
     let long = json!({"prompt": "x", "max_tokens": 150}).to_string();
     let sockets: Vec<_> = (0..3).map(|_| server.open("POST", "/v1/completions", &long)).collect();
     eventually("all are admitted", || server.state.queue().in_flight() == 3);
     drop(sockets);
     eventually("all places are free", || server.state.queue().in_flight() == 0);
+    held.release();
     assert_works(&server.state);
 }

@@ -5,14 +5,16 @@
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
+use canopy_e2e::constrain::{Compiler, Grammar};
 use canopy_e2e::engine::{
-    EmittedToken, Event, FinishReason, GenerateRequest, PromptToken, ReportedNode, RoundReport, StreamId,
-    StreamStats, TokenOrigin,
+    Constraint, EmittedToken, Event, FinishReason, GenerateRequest, PromptToken, ReportedNode, RoundReport,
+    StreamId, StreamStats, TokenOrigin,
 };
 use canopy_e2e::loader::{self, ModelSource};
 use canopy_e2e::tokenizer::Tokenizer;
@@ -68,10 +70,77 @@ struct ToyStream {
     emitted: usize,
 }
 
+/// What a step of the toy begins with; where it says no, the step emits nothing.
+pub type Begin = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Streams at a stand: the toy's steps go on and commands are obeyed between them, but only so many steps emit something.
+#[derive(Clone, Default)]
+pub struct Held(Arc<AtomicUsize>);
+
+impl Held {
+    pub fn begin(&self) -> Begin {
+        let Self(left) = self.clone();
+        Arc::new(move || {
+            let spent = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            if spent.is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            spent.is_ok()
+        })
+    }
+
+    /// Lets so many steps emit from now on.
+    pub fn allow(&self, steps: usize) {
+        self.0.store(steps, Ordering::SeqCst);
+    }
+
+    pub fn release(&self) {
+        self.allow(usize::MAX);
+    }
+}
+
+/// Lets so many calls pass, holds the next one and counts those that have come.
+#[derive(Default)]
+pub struct Gate {
+    /// Calls that may pass (None: all) and calls that came.
+    state: Mutex<(Option<usize>, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        let mut state = self.changed.wait_while(state, |state| state.0 == Some(0)).unwrap();
+        if let Some(left) = state.0.as_mut() {
+            *left -= 1;
+        }
+    }
+
+    /// Lets `more` calls pass from now on.
+    pub fn allow(&self, more: Option<usize>) {
+        self.state.lock().unwrap().0 = more;
+        self.changed.notify_all();
+    }
+
+    /// Calls that have come.
+    pub fn begun(&self) -> usize {
+        self.state.lock().unwrap().1
+    }
+
+    /// A closed one and what makes every step of a toy pass it.
+    pub fn of_steps() -> (Arc<Self>, Begin) {
+        let gate = Arc::new(Self::default());
+        gate.allow(Some(0));
+        let passing = Arc::clone(&gate);
+        (gate, Arc::new(move || (passing.pass(), true).1))
+    }
+}
+
 /// An engine that needs no model.
 pub struct Toy {
     slots: usize,
-    delay: Duration,
+    begin: Begin,
     running: Vec<ToyStream>,
     waiting: VecDeque<ToyStream>,
     submitted: u64,
@@ -146,7 +215,8 @@ impl Toy {
 }
 
 impl Rounds for Toy {
-    fn submit(&mut self, request: GenerateRequest) -> canopy_e2e::Result<StreamId> {
+    fn submit(&mut self, request: GenerateRequest, grammar: Option<Grammar>) -> canopy_e2e::Result<StreamId> {
+        assert_eq!(grammar.is_some(), request.constraint != Constraint::None, "the grammar comes ready");
         let id = StreamId(self.submitted);
         self.submitted += 1;
         self.seen.lock().unwrap().push(request.clone());
@@ -165,7 +235,7 @@ impl Rounds for Toy {
     }
 
     fn step(&mut self) -> canopy_e2e::Result<Vec<(StreamId, Event)>> {
-        std::thread::sleep(self.delay);
+        let emits = (self.begin)();
         while self.running.len() < self.slots && !self.waiting.is_empty() {
             self.running.extend(self.waiting.pop_front());
         }
@@ -181,6 +251,9 @@ impl Rounds for Toy {
             }),
         );
         running.retain_mut(|stream| {
+            if !emits {
+                return true;
+            }
             let events = self.events(stream);
             let ended = matches!(events.last(), Some(Event::Done { .. } | Event::Failed(_)));
             news.extend(events.into_iter().map(|event| (stream.id, event)));
@@ -195,15 +268,18 @@ impl Rounds for Toy {
 pub struct Setup {
     /// Command line.
     pub args: Vec<&'static str>,
-    /// Seconds a step takes.
-    pub delay: Duration,
+    /// What a step begins with.
+    pub begin: Begin,
+    /// What compiles constraints.
+    pub grammars: Compiler,
     /// Updates a stream may be ahead of its reader.
     pub update_buffer: usize,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { args: Vec::new(), delay: Duration::ZERO, update_buffer: 4096 }
+        let grammars = Compiler::new(Arc::clone(&TOKENIZER) as _);
+        Self { args: Vec::new(), begin: Arc::new(|| true), grammars, update_buffer: 4096 }
     }
 }
 
@@ -218,7 +294,7 @@ pub fn toy_state(setup: &Setup) -> (AppState, Seen) {
     let seen = Seen::default();
     let toy = Toy {
         slots: config.slots,
-        delay: setup.delay,
+        begin: Arc::clone(&setup.begin),
         running: Vec::new(),
         waiting: VecDeque::new(),
         submitted: 0,
@@ -232,6 +308,7 @@ pub fn toy_state(setup: &Setup) -> (AppState, Seen) {
         context_len: CONTEXT,
         has_drafter: true,
         tokenizer: Arc::clone(&TOKENIZER),
+        grammars: setup.grammars.clone(),
         created: 7,
         self_check: String::new(),
     };
@@ -365,9 +442,13 @@ impl Server {
     }
 
     pub fn over(state: AppState) -> Self {
+        Self::at("127.0.0.1:0", state)
+    }
+
+    pub fn at(address: &str, state: AppState) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let served = state.clone();
@@ -412,7 +493,8 @@ impl Drop for Server {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
-        if let Some(thread) = self.thread.take() {
+        // A test that has failed may have left something at a gate.
+        if let Some(thread) = self.thread.take().filter(|_| !std::thread::panicking()) {
             let _ = thread.join();
         }
     }
@@ -433,11 +515,16 @@ pub fn read_answer(mut socket: TcpStream) -> Answer {
     Answer { status, headers, body: bytes[end + 4..].to_vec() }
 }
 
-/// Waits until `what` holds; fails after ten seconds.
+/// The server has so many open connections. A connection is counted until its request and its answer are dropped.
+pub fn has_connections(state: &AppState, open: usize) -> bool {
+    get(state, "/metrics").text().contains(&format!("canopy_connections {open}\n"))
+}
+
+/// Waits until `what` holds; fails after a minute.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within ten seconds");
+        assert!(Instant::now() < deadline, "{what}: not within a minute");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
