@@ -10,6 +10,7 @@ mod object;
 mod shapes;
 mod shared;
 pub mod tokens;
+mod unique;
 
 pub use chat::{ChatMessageBody, ChatRequest, ToolBody, ToolFunctionBody};
 pub use completion::CompletionRequest;
@@ -19,3 +20,4 @@ pub use shapes::{
     ToolChoiceShape, ToolChoiceWord, ToolNameShape,
 };
 pub use shared::{CanopyBody, CanopyOptionsBody, ModeBody, Shared, SpeculationBody, StreamOptions};
+pub use unique::Unique;

@@ -323,6 +323,22 @@ fn a_body_that_is_no_json_is_said_so() {
         }
         let twice = post(&state, path, r#"{"model": "toy", "model": "toy"}"#);
         assert_eq!(error(&twice), (400, Some("model".into()), "duplicate_field".into()));
+        let schema =
+            r#"{"type": "object", "properties": {"a": {"type": "null"}, "b": {}, "a": {"type": "string"}}}"#;
+        let input = if path == CHAT {
+            r#""messages": [{"role": "user", "content": "x"}]"#
+        } else {
+            r#""prompt": "x""#
+        };
+        for stream in [false, true] {
+            let schema = format!(
+                r#"{{{input}, "stream": {stream}, "response_format":
+                {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}}}"#
+            );
+            let within = post(&state, path, schema);
+            let name = "response_format.json_schema.schema.properties.a";
+            assert_eq!(error(&within), (400, Some(name.into()), "duplicate_field".into()));
+        }
         assert_works(&state);
     }
 }
