@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use canopy_e2e::constrain::{Compiler, TokenBytes};
 use canopy_e2e::engine::{TextDecoder, TokenText};
+use canopy_server::error::ApiError;
 use serde_json::json;
 
 use crate::support::*;
@@ -100,21 +101,25 @@ fn the_time_that_a_request_may_take_counts_while_its_schema_is_compiled() {
     gate.allow(None);
 }
 
+/// As at the end of a drain's time, without the limits that a listener has then.
 #[test]
-fn a_drain_that_takes_too_long_ends_what_is_being_compiled() {
-    let (mut server, gate) = guarded(vec!["--drain-timeout", "0"], Held::default().begin());
-    let waiting = server.open("POST", "/v1/completions", &constrained(&json!({"stream": true})));
-    let body = json!({"prompt": "x", "max_tokens": 150, "stream": true}).to_string();
-    let running = server.open("POST", "/v1/completions", &body);
-    eventually("one is compiled, one runs", || {
-        gate.begun() == 1 && server.state.queue().in_flight() == 2 && server.seen.lock().unwrap().len() == 1
-    });
-    server.stop();
-    assert!(String::from_utf8(read_answer(running).body).unwrap().contains("shutting_down"));
+fn what_is_being_compiled_when_all_streams_are_ended_is_ended_too() {
+    let (server, gate) = guarded(vec!["--slots", "2"], Held::default().begin());
+    let ask = |body: String| {
+        let state = server.state.clone();
+        std::thread::spawn(move || post(&state, "/v1/completions", body))
+    };
+    let waiting = ask(constrained(&json!({})));
+    let running = ask(json!({"prompt": "x", "max_tokens": 150}).to_string());
+    eventually("one is compiled, one runs", || gate.begun() == 1 && server.seen.lock().unwrap().len() == 1);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(server.state.engine().end_all(ApiError::draining()));
+    let ended = running.join().unwrap();
     gate.allow(None);
-    let answer = read_answer(waiting);
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("shutting_down")));
-    server.join();
+    for answer in [ended, waiting.join().unwrap()] {
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("shutting_down")));
+    }
+    assert_eq!(server.state.queue().in_flight(), 0);
 }
 
 #[test]

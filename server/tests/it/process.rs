@@ -57,6 +57,13 @@ impl Process {
         socket
     }
 
+    fn get(&self, path: &str) -> Answer {
+        let mut socket = TcpStream::connect(self.address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        socket.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+        read_answer(socket)
+    }
+
     fn complete(&self, body: &Value) -> Answer {
         read_answer(self.open("/v1/completions", body))
     }
@@ -204,9 +211,9 @@ fn a_signal_drains_and_exits_with_0_and_a_second_one_exits_at_once() {
     // Thousands of rounds are left when the second signal comes.
     let _stream = server.streaming(16);
     server.signal("-TERM");
-    eventually("the server drains", || {
-        server.complete(&json!({"prompt": "x", "max_tokens": 1})).status == 503
-    });
+    // A request before that would be admitted, and wait for all of them.
+    eventually("the server drains", || server.get("/ready").status == 503);
+    assert_eq!(server.complete(&json!({"prompt": "x", "max_tokens": 1})).status, 503);
     server.signal("-TERM");
     assert_eq!(server.wait().code(), Some(130));
 }
