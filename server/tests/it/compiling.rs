@@ -46,7 +46,8 @@ fn constrained(fields: &serde_json::Value) -> String {
 #[test]
 fn streams_go_on_while_a_schema_is_compiled() {
     let held = Held::default();
-    let (server, gate) = guarded(vec!["--slots", "2"], held.begin());
+    // Without comments the reader sees silence as what it is.
+    let (server, gate) = guarded(vec!["--slots", "2", "--keep-alive", "3600"], held.begin());
     let body = json!({"prompt": "x", "max_tokens": 150, "stream": true}).to_string();
     let mut running = BufReader::new(server.open("POST", "/v1/completions", &body));
     eventually("the stream runs", || server.state.queue().in_flight() == 1);
