@@ -254,7 +254,7 @@ fn a_json_object_is_one_however_long_and_bad_schemas_are_named() {
 /// One compilation on another thread, side by side in as many streams as ask for it, and twice in each slot.
 #[test]
 fn a_grammar_compiled_beforehand_is_the_one_that_is_submitted_with_its_constraint() {
-    let (mut engine, tokenizer) = engine(2, Some(512));
+    let (mut engine, tokenizer) = engine(2, Some(1024));
     let compiler = Compiler::new(Arc::clone(&tokenizer) as _);
     let constraint = Constraint::JsonSchema(person());
     let compiled = std::thread::spawn({
@@ -265,7 +265,7 @@ fn a_grammar_compiled_beforehand_is_the_one_that_is_submitted_with_its_constrain
     let prompts = ["def add(a, b):\n", "import os\n", "class Stack:\n", "x = ["];
     let request = |text: &&str| GenerateRequest {
         constraint: constraint.clone(),
-        ..GenerateRequest::new(tokenizer.encode(text).unwrap(), 200)
+        ..GenerateRequest::new(tokenizer.encode(text).unwrap(), 700)
     };
     let requests: Vec<GenerateRequest> = prompts.iter().map(request).collect();
     let alone: Vec<Vec<u32>> = requests.iter().map(|r| ids(&engine.run(r.clone()).unwrap())).collect();
