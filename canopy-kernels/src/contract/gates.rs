@@ -203,7 +203,7 @@ fn cases(subject: &dyn Subject, shapes: &[Shape]) -> Result<Vec<Case>, String> {
 
 pub(super) fn shapes(subject: &dyn Subject, control: Option<Control>) -> Result<String, String> {
     let shapes = match control {
-        Some(Control::Inside(_)) => shapes_of_controls(),
+        Some(Control::Inside(_)) => [shapes_of_controls(), subject.control_shapes()].concat(),
         _ => [shapes_to_run(), subject.more_shapes()].concat(),
     };
     let (lost, shapes): (Vec<_>, Vec<_>) = shapes.into_iter().partition(|shape| subject.loses(shape));

@@ -97,20 +97,30 @@ fn kernel(gpu: &Gpu, name: String, room: &str, narrow: bool, tiles: &'static [Ti
     for &tile in &tiles[1..] {
         kernel = kernel.variant(format!("{name}, {tile:?}"), with(tile));
     }
-    // the controls' images have one tile of each family at width 256
-    let small = |tile: &&Tile| matches!(format!("{tile:?}").as_str(), "Narrow" | "Group" | "FedOne");
-    let built = tiles.iter().find(small).filter(|_| !narrow);
-    if let Some(&tile) = built {
+    // the controls' images have one tile of each family
+    if let Some(&tile) = tiles.iter().find(|tile| matches!(tile, Tile::Narrow | Tile::FedOne)) {
         kernel = kernel.planted("attend/", if room == "tree_attention" { TREE_FAULTS } else { BLOCK_FAULTS });
         kernel.planted_call = Some(Arc::new(with(tile)));
     }
-    Kernel { narrow, more_shapes: splits(), sums: Some(sums()), sums_bound: Bound::Element(1e-5), ..kernel }
+    Kernel {
+        narrow,
+        more_shapes: splits(),
+        control_shapes: two_tiles(),
+        sums: Some(sums()),
+        sums_bound: Bound::Element(1e-5),
+        ..kernel
+    }
 }
 
 /// Contexts around the edges of splits and of their number.
 fn splits() -> Vec<Shape> {
     let edges = [255, 256, 257, 383, 384, 385, 4095, 4096, 4097, 8193];
     edges.map(|context| Shape { context, ..Shape::tree(9) }).into()
+}
+
+/// So many keys that some of the most splits that there may be have two tiles, at both widths: what a tile does to the next.
+fn two_tiles() -> Vec<Shape> {
+    vec![Shape { context: 4200, ..Shape::tree(12) }]
 }
 
 /// About 2,100 keys, every second one of weight 1 and the others of about 2^-10, values 1: a bfloat16 sum of weights drops the small ones.

@@ -72,6 +72,7 @@ struct Kernel {
     refuses: fn(&Shape) -> bool,
     loses: fn(&Shape) -> bool,
     more_shapes: Vec<Shape>,
+    control_shapes: Vec<Shape>,
     sums: Option<SumScene>,
     sums_bound: Bound,
     exact_classes: bool,
@@ -110,6 +111,7 @@ impl Kernel {
             refuses: |_| false,
             loses: |_| false,
             more_shapes: Vec::new(),
+            control_shapes: Vec::new(),
             sums: None,
             sums_bound: bound,
             variants: Vec::new(),
@@ -204,6 +206,10 @@ impl Subject for Kernel {
 
     fn more_shapes(&self) -> Vec<Shape> {
         self.more_shapes.clone()
+    }
+
+    fn control_shapes(&self) -> Vec<Shape> {
+        self.control_shapes.clone()
     }
 
     fn variants(&self) -> Vec<Box<dyn Subject>> {

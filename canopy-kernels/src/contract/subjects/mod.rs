@@ -92,6 +92,10 @@ pub(super) trait Subject: Send + Sync {
     fn more_shapes(&self) -> Vec<Shape> {
         Vec::new()
     }
+    /// Shapes that faults inside this kernel need beside those of all.
+    fn control_shapes(&self) -> Vec<Shape> {
+        Vec::new()
+    }
     /// Variants that may be picked instead, whose bits must be the same.
     fn variants(&self) -> Vec<Box<dyn Subject>> {
         Vec::new()
