@@ -10,7 +10,7 @@ use crate::contract::scene::{Scene, Shape};
 use crate::contract::subjects::attention::dims as kv_dims;
 use crate::contract::subjects::glue::{self as scenes, BEST, EPS};
 use crate::contract::subjects::rows::{OUT, width};
-use crate::cuda::PathsOnDevice;
+use crate::cuda::{Kernels, PathsOnDevice};
 use crate::glue::launch::{self, Destinations, Norm, PoolElement, QkNormRope, RowElement, Rows};
 use crate::linear::launch::{Rounding, WeightOnDevice, WeightShape};
 use crate::{Result, kv_compact, linear, top_tokens};
@@ -62,6 +62,11 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
     let kernel = |name: &str, like: &str, bound, call: Run| Kernel::new(gpu, name, like, bound, call);
     let terms = Bound::Terms(1.0 / 32768.0, false);
     let product = |kernel: Kernel| Kernel { sums: Some(small_terms()), ..kernel };
+    // where there are no warpgroup products, linear.cu takes their calls
+    let of_warpgroups = |image| match Kernels::on(gpu.0.context()) {
+        Ok(kernels) if kernels.has(image) => image,
+        _ => "linear/",
+    };
     vec![
         // an infinite weight meets two parts of x, of either sign
         Kernel {
@@ -72,13 +77,13 @@ pub(super) fn kernels(gpu: &Gpu) -> Vec<Kernel> {
         product(kernel("linear bf16", "linear", terms, product_of(Rounding::Bf16)).rounded(&[0, 1]))
             .planted("linear/", PRODUCT),
         product(kernel("linear whole", "linear", terms, product_of(Rounding::Whole)).rounded(&[0, 1]))
-            .planted("linear/whole_sm90a", PRODUCT),
+            .planted(of_warpgroups("linear/whole_sm90a"), PRODUCT),
         // widths that are no multiple of 8 never take the warpgroups' kernel
         Kernel {
             narrow: true,
             ..product(kernel("linear bf16 mma", "linear", terms, product_of(Rounding::Bf16)).rounded(&[0, 1]))
         },
-        int8_kernel(gpu, "linear int8", false).planted("linear/linear_sm90a", INT8_PRODUCT),
+        int8_kernel(gpu, "linear int8", false).planted(of_warpgroups("linear/linear_sm90a"), INT8_PRODUCT),
         int8_kernel(gpu, "linear int8 mma", true).planted("linear/", INT8_PRODUCT),
         norm_kernel(gpu, "rms_norm", norm::<f32>).planted("glue/norm", NORM),
         norm_kernel(gpu, "add_rms_norm", add_norm::<f32>).planted("glue/norm", NORM),
