@@ -19,7 +19,7 @@ import subprocess
 import sys
 
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "canopy-kernels"
-FLAGS = ["-std=c++20", "-O3", "-march=x86-64-v3", "-fno-math-errno", "-fPIC", "-ffp-contract=off", "-fno-extern-tls-init", "-Wno-attributes", "-Wno-unknown-pragmas"]
+FLAGS = ["-std=c++20", "-O3", "-march=x86-64-v3", "-fno-math-errno", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-extern-tls-init", "-Wno-attributes", "-Wno-unknown-pragmas"]
 
 
 def run(command):
