@@ -363,10 +363,10 @@ __device__ __forceinline__ void attend(const AttendArgs& a, const __nv_bfloat16*
     }
 
 CANOPY_ATTEND(256, 64, 2, 1)
-CANOPY_ATTEND(128, 64, 2, 1)
 #ifndef CANOPY_CONTROLS
 CANOPY_ATTEND(256, 128, 2, 1)
 CANOPY_ATTEND(256, 64, 1, 2)
 CANOPY_ATTEND(128, 128, 2, 1)
+CANOPY_ATTEND(128, 64, 2, 1)
 CANOPY_ATTEND(128, 64, 1, 2)
 #endif

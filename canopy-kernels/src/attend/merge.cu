@@ -324,11 +324,11 @@ __device__ __forceinline__ void merge(const AttendArgs& a, const __nv_bfloat16* 
 
 CANOPY_MERGE(256, f32, float, 16, 4)
 CANOPY_MERGE(256, f32_many, float, 8, 6)
-CANOPY_MERGE(128, f32, float, 16, 4)
-CANOPY_MERGE(128, f32_many, float, 8, 6)
 #ifndef CANOPY_CONTROLS
 CANOPY_MERGE(256, bf16, __nv_bfloat16, 16, 4)
-CANOPY_MERGE(256, bf16_many, __nv_bfloat16, 8, 6)
 CANOPY_MERGE(128, bf16, __nv_bfloat16, 16, 4)
+CANOPY_MERGE(128, f32, float, 16, 4)
+CANOPY_MERGE(256, bf16_many, __nv_bfloat16, 8, 6)
 CANOPY_MERGE(128, bf16_many, __nv_bfloat16, 8, 6)
+CANOPY_MERGE(128, f32_many, float, 8, 6)
 #endif

@@ -256,4 +256,6 @@ __device__ __forceinline__ void attend_ring(const AttendArgs& a, const CUtensorM
     }
 
 CANOPY_RING(256)
+#ifndef CANOPY_CONTROLS
 CANOPY_RING(128)
+#endif

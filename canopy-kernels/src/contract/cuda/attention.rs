@@ -97,8 +97,8 @@ fn kernel(gpu: &Gpu, name: String, room: &str, narrow: bool, tiles: &'static [Ti
     for &tile in &tiles[1..] {
         kernel = kernel.variant(format!("{name}, {tile:?}"), with(tile));
     }
-    // the controls' images have one tile of each family
-    if let Some(&tile) = tiles.iter().find(|tile| matches!(tile, Tile::Narrow | Tile::FedOne)) {
+    // the controls' images have one tile of each family at width 256
+    if let Some(&tile) = tiles.iter().find(|tile| matches!(tile, Tile::Narrow | Tile::FedOne) && !narrow) {
         kernel = kernel.planted("attend/", if room == "tree_attention" { TREE_FAULTS } else { BLOCK_FAULTS });
         kernel.planted_call = Some(Arc::new(with(tile)));
     }
@@ -118,7 +118,7 @@ fn splits() -> Vec<Shape> {
     edges.map(|context| Shape { context, ..Shape::tree(9) }).into()
 }
 
-/// So many keys that some of the most splits that there may be have two tiles, at both widths: what a tile does to the next.
+/// So many keys that some of the most splits that there may be have two tiles: what a tile does to the next.
 fn two_tiles() -> Vec<Shape> {
     vec![Shape { context: 4200, ..Shape::tree(12) }]
 }
