@@ -53,7 +53,6 @@ struct Copy {
 struct Fiber {
     void* stack = nullptr;
     void* at = nullptr;
-    bool ended = false;
     std::vector<std::vector<Copy>> groups;  // the last one is open
 };
 
@@ -117,8 +116,6 @@ void open(Warp& warp) {
 
 void run() {
     (*block->kernel)();
-    Fiber& me = self();
-    me.ended = true;
     --block->alive;
     Warp& warp = own_warp();
     warp.meeting.present &= ~(1u << current % kLanes);
@@ -139,7 +136,6 @@ void start(Fiber& fiber) {
     *--top = reinterpret_cast<void*>(run);
     for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
     fiber.at = top;
-    fiber.ended = false;
     fiber.groups.assign(1, {});
 }
 

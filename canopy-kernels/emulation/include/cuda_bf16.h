@@ -14,6 +14,4 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) {
     if (x != x) return {static_cast<uint16_t>(bits >> 16 | 0x40)};
     return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
-inline __nv_bfloat16 __float2bfloat16(float x) { return __float2bfloat16_rn(x); }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
-inline float2 __bfloat1622float2(__nv_bfloat162 x) { return {__bfloat162float(x.x), __bfloat162float(x.y)}; }

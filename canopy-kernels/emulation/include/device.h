@@ -15,20 +15,15 @@
 #define CANOPY_KERNEL
 #endif
 #define __device__
-#define __host__
 #define __forceinline__ inline
-#define __noinline__
 #define __shared__ thread_local
 #define __constant__ thread_local
 #define __restrict__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 using std::isfinite;
-using std::isinf;
-using std::isnan;
 using std::max;
 using std::min;
 
@@ -38,7 +33,6 @@ struct alignas(8) int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(4) ushort2 { uint16_t x, y; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline int2 make_int2(int x, int y) { return {x, y}; }
@@ -76,7 +70,6 @@ inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
-inline float __fadd_rn(float x, float y) { return x + y; }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
@@ -94,18 +87,14 @@ template <typename T> inline T __ldg(const T* p) { return *p; }
 template <typename T> inline T __ldcg(const T* p) { return *p; }
 template <typename T> inline void __stcg(T* p, T x) { *p = x; }
 inline void __threadfence() {}
-inline void __nanosleep(unsigned) {}
 
 template <typename T> inline T atomicAdd(T* p, T x) { const T old = *p; *p += x; return old; }
 template <typename T> inline T atomicOr(T* p, T x) { const T old = *p; *p |= x; return old; }
 template <typename T> inline T atomicMin(T* p, T x) { const T old = *p; *p = std::min(old, x); return old; }
 template <typename T> inline T atomicMax(T* p, T x) { const T old = *p; *p = std::max(old, x); return old; }
-template <typename T> inline T atomicExch(T* p, T x) { const T old = *p; *p = x; return old; }
-template <typename T> inline T atomicInc(T* p, T most) { const T old = *p; *p = old >= most ? 0 : old + 1; return old; }
 
 inline void __syncthreads() { emulation::meet_threads(0, 0); }
 inline bool __syncthreads_or(bool x) { return emulation::any_thread(x); }
-inline bool __syncthreads_and(bool x) { return !emulation::any_thread(!x); }
 
 namespace emulation {
 
@@ -174,9 +163,4 @@ template <typename T>
 inline T __shfl_up_sync(uint32_t mask, T x, unsigned by) {
     const int lane = emulation::current % 32;
     return __shfl_sync(mask, x, lane < static_cast<int>(by) ? lane : lane - by);
-}
-template <typename T>
-inline T __shfl_down_sync(uint32_t mask, T x, unsigned by) {
-    const int lane = emulation::current % 32;
-    return __shfl_sync(mask, x, lane + static_cast<int>(by) > 31 ? lane : lane + by);
 }
